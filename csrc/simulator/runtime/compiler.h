@@ -1,0 +1,74 @@
+// From MSL text to a loaded kernel: what MTLLibrary, MTLFunction and MTLComputePipelineState do.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernel_abi.h"
+
+namespace sim {
+
+// Plain kernels run as fast as the CPU allows; instrumented ones report every memory access to the
+// executor, which checks and counts it.
+enum class Flavour { Plain, Instrumented };
+
+struct BufferArgument {
+  std::string name;
+  uint32_t slot;
+  bool is_writable;            // `device T*` without const
+  bool is_threadgroup;         // [[threadgroup(n)]]: slot n of the threadgroup table
+};
+
+struct FunctionConstant {
+  std::string name;
+  std::string type;            // MSL spelling: bool, int, uint, float, ...
+  uint32_t index;
+};
+
+struct KernelInfo {
+  std::string name;            // host_name where given
+  std::vector<BufferArgument> buffers;   // those that exist with the constants of this specialisation
+  uint32_t max_total_threads = kMaxThreadsPerThreadgroup;   // [[max_total_threads_per_threadgroup(n)]]
+};
+
+// Values of function constants by index, as raw bytes (MTLFunctionConstantValues).
+using ConstantValues = std::map<uint32_t, std::vector<unsigned char>>;
+
+// What() is the compiler's text, with lines of the original source ("program_source:12:3: error: ...").
+struct CompileError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct CompileOptions {
+  bool fast_math = true;                              // MTLCompileOptions.fastMathEnabled / mathMode
+  std::map<std::string, std::string> macros;          // preprocessorMacros
+};
+
+class Library {
+ public:
+  // Parses and type-checks; throws CompileError. Also refuses what MSL forbids and clang would accept.
+  static std::shared_ptr<const Library> from_source(const std::string& source,
+                                                    const CompileOptions& options = {});
+  virtual ~Library() = default;
+  virtual const std::vector<std::string>& function_names() const = 0;
+  virtual const std::vector<FunctionConstant>& function_constants() const = 0;
+};
+
+class Kernel {
+ public:
+  // Specialises and compiles (or takes from the cache on disk), loads; throws CompileError.
+  static std::shared_ptr<const Kernel> compile(const std::shared_ptr<const Library>& library,
+                                               const std::string& function_name,
+                                               const ConstantValues& constants, Flavour flavour);
+  virtual ~Kernel() = default;
+  virtual const KernelInfo& info() const = 0;
+  virtual KernelEntry entry() const = 0;
+};
+
+}  // namespace sim
