@@ -1,0 +1,116 @@
+"""How a result is judged: shape and dtype, then NaN and Inf positions, then the size of the error."""
+
+import math
+
+import torch
+from torch import Tensor
+
+FLOOR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def check(
+    got: Tensor,
+    ref: Tensor,
+    lowp: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    case_id: str = "",
+) -> None:
+    """Raises AssertionError unless max|got - ref| <= 2 * max|lowp - ref| + floor of the dtype.
+
+    Args:
+        got: the result to judge, any device.
+        ref: the float64 oracle, same shape.
+        lowp: the same maths in plain torch in the dtype of `got`; None = the floor alone.
+        dtype: the dtype that sets the floor; None = that of `got`.
+        case_id: printed in front of every message.
+    """
+    floor = FLOOR[dtype or got.dtype]
+    got64, ref64 = _comparable(got, ref, case_id)
+    bound = floor
+    if lowp is not None:
+        lowp_error = (lowp.detach().cpu().double() - ref64).abs()
+        # A plain float16 product that overflowed says nothing about the error allowed to us.
+        finite = lowp_error[torch.isfinite(lowp_error)]
+        bound += 2 * (finite.max().item() if finite.numel() else 0.0)
+    _compare(got64, ref64, bound, case_id)
+
+
+def check_exact(got: Tensor, expected: Tensor | float, tolerance: float = 0.0, case_id: str = ""):
+    """Raises AssertionError unless every element is within `tolerance` of the stated anchor."""
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    got64, expected64 = _comparable(got, expected.expand(got.shape), case_id)
+    _compare(got64, expected64, tolerance, case_id)
+
+
+def check_same_bits(got: Tensor, other: Tensor, case_id: str = "") -> None:
+    """Raises AssertionError unless both tensors hold the same bytes (NaN equals the same NaN)."""
+    assert got.dtype == other.dtype, f"{case_id}: expected {other.dtype}, got {got.dtype}"
+    assert got.shape == other.shape, f"{case_id}: expected {other.shape}, got {got.shape}"
+    a, b = (x.detach().cpu().contiguous().view(torch.uint8) for x in (got, other))
+    different = int((a != b).sum())
+    assert different == 0, f"{case_id}: {different} of {a.numel()} bytes differ"
+
+
+def attention_lowp(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Matmul, softmax, matmul in the dtype of q on the CPU: the error that plain torch makes.
+
+    Shapes as `torch_flash_mps.reference.attention_ref`; a row that sees no key gives 0.
+    """
+    q, k, v = (x.detach().cpu() for x in (q, k, v))
+    group_size = q.shape[-3] // max(k.shape[-3], 1)
+    k, v = (x.repeat_interleave(group_size, dim=-3) for x in (k, v))
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    scores = (q @ k.transpose(-1, -2)) * scale
+    if is_causal:
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(above, -math.inf)
+    if attn_mask is not None:
+        mask = attn_mask.detach().cpu()
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        else:
+            scores = scores + mask.to(scores.dtype)
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    probabilities = torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
+    return probabilities @ v
+
+
+def _comparable(got: Tensor, ref: Tensor, case_id: str) -> tuple[Tensor, Tensor]:
+    assert got.shape == ref.shape, (
+        f"{case_id}: expected shape {tuple(ref.shape)}, got {tuple(got.shape)}"
+    )
+    return got.detach().cpu().double(), ref.detach().cpu().double()
+
+
+def _compare(got: Tensor, ref: Tensor, bound: float, case_id: str) -> None:
+    kinds = (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf))
+    for kind, test in kinds:
+        wrong = test(got) != test(ref)
+        if wrong.any():
+            worst = _first(wrong)
+            raise AssertionError(
+                f"{case_id}: {int(wrong.sum())} of {wrong.numel()} elements differ in {kind}, the "
+                f"first at {worst}: expected {ref[worst].item()}, got {got[worst].item()}"
+            )
+    error = torch.where(torch.isfinite(ref), (got - ref).abs(), 0.0)
+    if error.numel() and error.max().item() > bound:
+        worst = _first(error == error.max())
+        raise AssertionError(
+            f"{case_id}: error {error[worst].item():.3e} exceeds {bound:.3e} at {worst}: expected "
+            f"{ref[worst].item()!r}, got {got[worst].item()!r}; "
+            f"{int((error > bound).sum())} of {error.numel()} elements are off"
+        )
+
+
+def _first(where: Tensor) -> tuple[int, ...]:
+    return tuple(where.nonzero()[0].tolist())
