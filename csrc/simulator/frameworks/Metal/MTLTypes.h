@@ -1,0 +1,20 @@
+// Sizes of grids and threadgroups.
+#pragma once
+
+#include <Metal/MTLDefines.h>
+
+typedef struct {
+  NSUInteger x, y, z;
+} MTLOrigin;
+
+typedef struct {
+  NSUInteger width, height, depth;
+} MTLSize;
+
+static inline MTLSize MTLSizeMake(NSUInteger width, NSUInteger height, NSUInteger depth) {
+  MTLSize size;
+  size.width = width;
+  size.height = height;
+  size.depth = depth;
+  return size;
+}
