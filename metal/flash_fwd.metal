@@ -1,0 +1,196 @@
+// flash_fwd: out = softmax(Q Kᵀ · scale + mask) V, and lse on request (Dao 2023, "FlashAttention-2",
+// algorithm 1; softmax in base 2).
+//
+//   load Q                              rows of one simdgroup
+//   m = -inf, l = 0, O = 0
+//   for each K block that a row of the threadgroup sees:
+//     [stage K, V]                      Staged path only
+//     S = Q Kᵀ
+//     S = score_fwd(S); hide keys
+//     m' = max(m, rowmax S); P = exp2(S - m'); l = l·exp2(m - m') + rowsum P
+//     O = O·exp2(m - m') + P V
+//   out = O / l; lse = (m + log2 l)·ln 2
+//
+// Grid: (query blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
+// Threadgroup memory: Staged BK · (D + DV + 2 pads of 16 bytes) · sizeof(T); Direct none.
+// Launched by csrc/flash_fwd.cpp.
+
+#include "attn_params.h"
+#include "tile.h"
+#include "online_softmax.h"
+#include "mask.h"
+#include "score_mod.h"
+
+namespace flash_mps {
+
+constant bool has_lse [[function_constant(kHasLseConstant)]];
+
+template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGISTERS>
+[[kernel]] void flash_fwd(
+    const device T* query [[buffer(kQueryBuffer)]],
+    const device T* key [[buffer(kKeyBuffer)]],
+    const device T* value [[buffer(kValueBuffer)]],
+    device T* out [[buffer(kOutBuffer)]],
+    constant AttnParams& params [[buffer(kParamsBuffer)]],
+    device float* lse [[buffer(kLseBuffer), function_constant(has_lse)]],
+    const device uchar* mask [[buffer(kMaskBuffer), function_constant(has_mask)]],
+    uint3 block [[threadgroup_position_in_grid]],
+    uint3 num_blocks [[threadgroups_per_grid]],
+    uint thread_idx [[thread_index_in_threadgroup]],
+    uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr int kPad = kWideBytes / int(sizeof(T));
+  constexpr int kKPitch = D + kPad;
+  constexpr int kVPitch = DV + kPad;
+  constexpr int kKFragments = BK / kFragment;
+  constexpr int kThreads = BQ / kFragment * kSimdWidth;
+  static_assert(D % kFragment == 0 && DV % kFragment == 0, "round head_dim up to a multiple of 8");
+  static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
+  static_assert(BK <= 32, "block_k: the keys that a block shows are kept in 32 bits");
+  static_assert(
+      !STAGED || BK * (kKPitch + kVPitch) * int(sizeof(T)) <= 32768,
+      "K and V tiles exceed 32 KB: lower block_k in instances.h");
+  threadgroup T K_tile[STAGED ? BK * kKPitch : 1];
+  threadgroup T V_tile[STAGED ? BK * kVPitch : 1];
+
+  // Locate the tile.
+  const LanePosition at = lane_position(lane);
+  const int batch_idx = int(block.z);
+  const int head_idx = int(block.y);
+  const int kv_head_idx = head_idx / params.group_size;
+  const int block_first = (params.first_q_block + int(block.x)) * BQ;
+  const int block_last = metal::min(block_first + BQ, params.seqlen_q) - 1;
+  const int first_row = block_first + int(simdgroup_idx) * kFragment;
+  const int last_row = metal::min(first_row + kFragment, params.seqlen_q) - 1;
+  const int rows = last_row - first_row + 1;
+  const int q_idx = first_row + at.row;
+  const device T* Q_rows = query + batch_idx * params.q_stride_b +
+      head_idx * params.q_stride_h + first_row * params.q_stride_s;
+  const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
+  const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
+  const device uchar* plane =
+      has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+
+  // Load Q.
+  Strip<T, Q_IN_REGISTERS ? D / kFragment : 1> Q;
+  if (Q_IN_REGISTERS) {
+    FLASH_MPS_UNROLL
+    for (int d = 0; d < D; d += kFragment) {
+      load_fragment(
+          Q.fragments[d / kFragment], Q_rows + d, params.q_stride_s, rows, params.head_dim - d, lane);
+    }
+  }
+
+  // m = -inf, l = 0, O = 0
+  SoftmaxState state = softmax_init();
+  Strip<float, DV / kFragment> O;
+  FLASH_MPS_UNROLL
+  for (int d = 0; d < DV / kFragment; ++d) {
+    O.fragments[d] = metal::make_filled_simdgroup_matrix<float, kFragment, kFragment>(0.0f);
+  }
+
+  const KeyRange block_keys = keys_seen_by_any(params, block_first, block_last);
+  const KeyRange any_keys = keys_seen_by_any(params, first_row, last_row);
+  const KeyRange all_keys = keys_seen_by_all(params, first_row, last_row);
+  for (int k_start = block_keys.begin / BK * BK; k_start < block_keys.end; k_start += BK) {
+    const int keys = metal::min(BK, params.seqlen_k - k_start);
+    const device T* K_rows = K_head + k_start * params.k_stride_s;
+    const device T* V_rows = V_head + k_start * params.v_stride_s;
+    if (STAGED) {
+      // The tiles of the block before are used up.
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      stage_tile<T, BK, D, kKPitch, kThreads>(
+          K_tile, K_rows, params.k_stride_s, keys, params.head_dim, params.k_is_wide, thread_idx);
+      stage_tile<T, BK, DV, kVPitch, kThreads>(
+          V_tile, V_rows, params.v_stride_s, keys, params.head_dim_v, params.v_is_wide, thread_idx);
+      // Every thread reads what others staged.
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    }
+    if (rows <= 0 || k_start >= any_keys.end || k_start + BK <= any_keys.begin) {
+      continue;
+    }
+
+    // S = Q Kᵀ
+    Strip<float, kKFragments> S;
+    FLASH_MPS_UNROLL
+    for (int j = 0; j < kKFragments; ++j) {
+      S.fragments[j] = metal::make_filled_simdgroup_matrix<float, kFragment, kFragment>(0.0f);
+    }
+    FLASH_MPS_UNROLL
+    for (int d = 0; d < D; d += kFragment) {
+      const int q = Q_IN_REGISTERS ? d / kFragment : 0;
+      const int columns = params.head_dim - d;
+      if (!Q_IN_REGISTERS) {
+        load_fragment(Q.fragments[0], Q_rows + d, params.q_stride_s, rows, columns, lane);
+      }
+      FLASH_MPS_UNROLL
+      for (int j = 0; j < kKFragments; ++j) {
+        Fragment<T> K;
+        const int k = j * kFragment;
+        if (STAGED) {
+          load_fragment_transposed(
+              K, K_tile + k * kKPitch + d, kKPitch, kFragment, kFragment, lane);
+        } else {
+          load_fragment_transposed(
+              K, K_rows + k * params.k_stride_s + d, params.k_stride_s, keys - k, columns, lane);
+        }
+        metal::simdgroup_multiply_accumulate(
+            S.fragments[j], Q.fragments[q], K, S.fragments[j]);
+      }
+    }
+
+    // S = score_fwd(S); hide keys
+    score_fwd<T>(S, params, plane, q_idx, k_start, at);
+    const bool has_hidden_keys =
+        has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
+    uint seen = ~0u;
+    if (has_hidden_keys) {
+      seen = apply_visibility(S, params, plane, q_idx, k_start, at);
+    }
+
+    // m' = max(m, rowmax S); P = exp2(S - m'); l = l·exp2(m - m') + rowsum P
+    const float rescale = softmax_update(state, S);
+
+    // O = O·exp2(m - m') + P V
+    FLASH_MPS_UNROLL
+    for (int d = 0; d < DV; d += kFragment) {
+      thread Fragment<float>& O_fragment = O.fragments[d / kFragment];
+      elements(O_fragment) *= rescale;
+      FLASH_MPS_UNROLL
+      for (int j = 0; j < kKFragments; ++j) {
+        Fragment<T> V;
+        const int k = j * kFragment;
+        if (STAGED) {
+          load_fragment(V, V_tile + k * kVPitch + d, kVPitch, kFragment, kFragment, lane);
+        } else {
+          load_fragment(
+              V, V_rows + k * params.v_stride_s + d, params.v_stride_s, keys - k,
+              params.head_dim_v - d, lane);
+        }
+        if (has_hidden_keys) {
+          clear_unseen_keys(V, seen >> uint(k), at);
+        }
+        metal::simdgroup_multiply_accumulate(O_fragment, S.fragments[j], V, O_fragment);
+      }
+    }
+  }
+
+  // out = O / l; lse = (m + log2 l)·ln 2
+  softmax_finalise(state);
+  const float normaliser = softmax_normaliser(state);
+  device T* out_rows = out + batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
+      first_row * params.out_stride_s;
+  FLASH_MPS_UNROLL
+  for (int d = 0; d < DV; d += kFragment) {
+    elements(O.fragments[d / kFragment]) *= normaliser;
+    store_fragment(
+        O.fragments[d / kFragment], out_rows + d, params.out_stride_s, rows, params.head_dim_v - d,
+        lane);
+  }
+  if (has_lse && at.column == 0 && at.row < rows) {
+    const int64_t head = int64_t(batch_idx) * num_blocks.y + head_idx;
+    lse[head * params.seqlen_q + q_idx] = softmax_lse(state);
+  }
+}
+
+}  // namespace flash_mps
