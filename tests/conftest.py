@@ -1,0 +1,90 @@
+"""What every test gets: an `mps` device, a seed, and uninitialised memory full of NaN.
+
+A test says `device` and does not know whether it runs on an Apple GPU or on the simulated device
+(Linux). Nothing is skipped on the simulated device: a skipped test makes the run fail.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+SKIP_BUDGET = 0
+
+# Models come from installed packages; a test that asks a network for one is wrong.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def has_real_gpu() -> bool:
+    return sys.platform == "darwin"
+
+
+@pytest.fixture(scope="session")
+def simulator():
+    """The module `torch_flash_mps.simulator`, or None on a Mac."""
+    if has_real_gpu():
+        return None
+    import torch_flash_mps.simulator
+
+    return torch_flash_mps.simulator
+
+
+@pytest.fixture
+def device(simulator) -> Iterator[torch.device]:
+    """The `mps` device; a fault that the test left behind on it fails the test."""
+    yield torch.device("mps")
+    torch.mps.synchronize()
+
+
+@pytest.fixture
+def checked(device, simulator, seed) -> Iterator[None]:
+    """Runs the test's kernels with every check of the simulated device and in a shuffled order."""
+    if simulator is None:
+        yield
+        return
+    simulator.checks(True)
+    simulator.shuffle(seed)
+    yield
+    torch.mps.synchronize()
+    simulator.shuffle(None)
+    simulator.checks(False)
+
+
+@pytest.fixture(autouse=True)
+def seed(request) -> int:
+    """Seeds torch with a number that depends on the test's name only."""
+    number = sum(ord(letter) << (index % 16) for index, letter in enumerate(request.node.nodeid))
+    torch.manual_seed(number)
+    return number
+
+
+@pytest.fixture(autouse=True)
+def _nan_in_uninitialised_memory() -> Iterator[None]:
+    """An element that a kernel forgets to write must show, so at::empty fills itself with NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    skipped = len(terminalreporter.stats.get("skipped", []))
+    if _over_budget(terminalreporter):
+        terminalreporter.section("skip budget")
+        terminalreporter.write_line(
+            f"{skipped} tests were skipped on the simulated device; the budget is {SKIP_BUDGET}"
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if exitstatus == pytest.ExitCode.OK and reporter is not None and _over_budget(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _over_budget(reporter) -> bool:
+    return not has_real_gpu() and len(reporter.stats.get("skipped", [])) > SKIP_BUDGET
