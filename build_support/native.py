@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -53,7 +54,8 @@ def build(root: Path, build_dir: Path, modules: list[Module]) -> None:
     ninja_file.write_text(_ninja_text(root, build_dir, modules))
     ninja = shutil.which("ninja")
     command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
-    subprocess.run([*command, "-f", str(ninja_file)], cwd=root, check=True)
+    jobs = f"-j{os.cpu_count() or 1}"
+    subprocess.run([*command, jobs, "-f", str(ninja_file)], cwd=root, check=True)
 
 
 def _ninja_text(root: Path, build_dir: Path, modules: list[Module]) -> str:
