@@ -1,4 +1,4 @@
-// The Metal sources, embedded at build time (build_support/embed.py writes the definition).
+// The kernels' source text, embedded at build time by build_support/embed.py.
 #pragma once
 
 #include <stdexcept>
@@ -7,7 +7,7 @@
 
 namespace flash_mps {
 
-// The complete text of metal/<name>.metal, its includes in place; throws std::out_of_range.
+// metal/<name>.metal with its includes in place; throws std::out_of_range for another name.
 std::string_view metal_source(std::string_view name);
 
 }  // namespace flash_mps

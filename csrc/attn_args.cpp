@@ -1,0 +1,310 @@
+#include "attn_args.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace flash_mps {
+
+namespace {
+
+constexpr int64_t kWideBytes = 16;
+
+// "flash_mps::attention: expected <expected>, got <found>"
+#define FLASH_MPS_CHECK(condition, expected, ...) \
+  TORCH_CHECK(condition, "flash_mps::", op, ": expected ", expected, ", got ", __VA_ARGS__)
+
+ElementType element_type(at::ScalarType type) {
+  switch (type) {
+    case at::kHalf: return ElementType::Float16;
+    case at::kBFloat16: return ElementType::BFloat16;
+    default: return ElementType::Float32;
+  }
+}
+
+void check_tensors(const char* op, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value) {
+  const at::ScalarType type = query.scalar_type();
+  FLASH_MPS_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                  "query of dtype Float, Half or BFloat16", type);
+  FLASH_MPS_CHECK(key.scalar_type() == type && value.scalar_type() == type,
+                  "query, key and value to have the same dtype", "query.dtype: ", type,
+                  ", key.dtype: ", key.scalar_type(), ", value.dtype: ", value.scalar_type());
+  FLASH_MPS_CHECK(key.device() == query.device(),
+                  c10::str("key on the device of query, ", query.device()), key.device());
+  FLASH_MPS_CHECK(value.device() == query.device(),
+                  c10::str("value on the device of query, ", query.device()), value.device());
+  FLASH_MPS_CHECK(query.dim() >= 2, "query of rank 2 or more ([..., seqlen_q, head_dim])",
+                  "shape ", query.sizes());
+  FLASH_MPS_CHECK(key.dim() >= 2, "key of rank 2 or more ([..., seqlen_k, head_dim])",
+                  "shape ", key.sizes());
+  FLASH_MPS_CHECK(value.dim() >= 2, "value of rank 2 or more ([..., seqlen_k, head_dim_v])",
+                  "shape ", value.sizes());
+}
+
+void check_options(const char* op, const AttnOptions& options) {
+  FLASH_MPS_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0,
+                  "dropout_p between 0 and 1", options.dropout_p);
+  FLASH_MPS_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap),
+                  "softcap of 0 (off) or a positive number", options.softcap);
+  FLASH_MPS_CHECK(options.window_left >= -1, "window_left of -1 (unlimited) or more",
+                  options.window_left);
+  FLASH_MPS_CHECK(options.window_right >= -1, "window_right of -1 (unlimited) or more",
+                  options.window_right);
+  const auto supported = [&](bool is_off, const char* option) {
+    TORCH_CHECK_NOT_IMPLEMENTED(is_off, "flash_mps::", op, ": ", option, " is not supported yet");
+  };
+  supported(options.dropout_p == 0.0, "dropout_p above 0");
+  supported(options.softcap == 0.0, "softcap");
+  supported(options.window_left == -1, "window_left");
+  supported(options.window_right == -1, "window_right");
+  supported(!options.alibi_slopes.has_value(), "alibi_slopes");
+  supported(!options.sinks.has_value(), "sinks");
+}
+
+// [..., S, D] -> [B, H, S, D] after right-aligned broadcasting of the leading dimensions to
+// `leading`, whose last entry is left alone: head counts may differ.
+at::Tensor to_4d(const at::Tensor& tensor, at::IntArrayRef leading) {
+  std::vector<int64_t> sizes(leading.begin(), leading.end());
+  const auto own = tensor.sizes().slice(0, tensor.dim() - 2);
+  if (leading.size() >= 2) sizes.back() = own.empty() ? 1 : own.back();
+  sizes.insert(sizes.end(), {tensor.size(-2), tensor.size(-1)});
+  const at::Tensor expanded = tensor.expand(sizes);
+  switch (leading.size()) {
+    case 0: return expanded.unsqueeze(0).unsqueeze(0);
+    case 1: return expanded.unsqueeze(1);
+    case 2: return expanded;
+    default: return expanded.flatten(0, static_cast<int64_t>(leading.size()) - 2);
+  }
+}
+
+// The broadcast leading dimensions of query, key and value; the last one is query's head count.
+std::vector<int64_t> broadcast_leading(const char* op, const at::Tensor& query,
+                                       const at::Tensor& key, const at::Tensor& value) {
+  const int64_t rank = std::max({query.dim(), key.dim(), value.dim()}) - 2;
+  std::vector<int64_t> leading(rank, 1);
+  const int64_t num_batch_dims = rank >= 2 ? rank - 1 : rank;
+  for (int64_t i = 0; i < rank; ++i) {
+    const auto size = [&](const at::Tensor& tensor) {
+      const int64_t dim = i - (rank - (tensor.dim() - 2));
+      return dim < 0 ? int64_t{1} : tensor.size(dim);
+    };
+    if (i >= num_batch_dims) {
+      leading[i] = size(query);
+      continue;
+    }
+    for (const int64_t found : {size(query), size(key), size(value)}) {
+      if (found != 1) leading[i] = found;
+    }
+    for (const int64_t found : {size(query), size(key), size(value)}) {
+      FLASH_MPS_CHECK(found == 1 || found == leading[i],
+                      "query, key and value of equal batch size", "query ", query.sizes(),
+                      ", key ", key.sizes(), ", value ", value.sizes());
+    }
+  }
+  return leading;
+}
+
+// Copies a tensor whose last dimension is not dense, and only that one.
+at::Tensor dense_rows(const at::Tensor& tensor) {
+  return tensor.size(-1) > 1 && tensor.stride(-1) != 1 ? tensor.contiguous() : tensor;
+}
+
+int64_t common_batch(const AttnProblem& problem) {
+  for (const at::Tensor* tensor : {&problem.query, &problem.key, &problem.value}) {
+    if (tensor->size(0) != 1) return tensor->size(0);
+  }
+  return 1;
+}
+
+void check_shapes(const char* op, const AttnProblem& problem, bool enable_gqa) {
+  const auto& [query, key, value] = std::tie(problem.query, problem.key, problem.value);
+  FLASH_MPS_CHECK(key.size(3) == problem.head_dim,
+                  c10::str("key with the head_dim of query, ", problem.head_dim),
+                  "head_dim ", key.size(3), " (key ", key.sizes(), ")");
+  FLASH_MPS_CHECK(value.size(2) == problem.seqlen_k,
+                  c10::str("value with the seqlen of key, ", problem.seqlen_k),
+                  "seqlen ", value.size(2), " (value ", value.sizes(), ")");
+  FLASH_MPS_CHECK(value.size(1) == problem.num_heads_kv,
+                  c10::str("value with the head count of key, ", problem.num_heads_kv),
+                  value.size(1), " (value ", value.sizes(), ")");
+  for (const at::Tensor* tensor : {&query, &key, &value}) {
+    FLASH_MPS_CHECK(tensor->size(0) == 1 || tensor->size(0) == problem.batch,
+                    "query, key and value of equal batch size", "query ", query.sizes(), ", key ",
+                    key.sizes(), ", value ", value.sizes());
+  }
+  if (problem.num_heads_q != problem.num_heads_kv) {
+    FLASH_MPS_CHECK(
+        problem.num_heads_kv > 0 && problem.num_heads_q % problem.num_heads_kv == 0,
+        "a query head count that is a multiple of key's (layout [B, H, S, D])", "query ",
+        query.sizes(), ", key ", key.sizes());
+    FLASH_MPS_CHECK(enable_gqa, "enable_gqa=True where query and key differ in head count",
+                    "enable_gqa=False with ", problem.num_heads_q, " query heads and ",
+                    problem.num_heads_kv, " key heads");
+  }
+  FLASH_MPS_CHECK(
+      problem.seqlen_q + problem.seqlen_k < std::numeric_limits<int32_t>::max(),
+      "seqlen_q + seqlen_k below 2^31", problem.seqlen_q, " + ", problem.seqlen_k);
+}
+
+MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_type) {
+  const at::ScalarType type = mask.scalar_type();
+  if (type == at::kBool) return kBoolMask;
+  if (type == query_type) return kSameMask;
+  FLASH_MPS_CHECK(type == at::kFloat,
+                  c10::str("attn_mask of dtype Bool, Float or query's, ", query_type), type);
+  return kFloatMask;
+}
+
+void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
+  const int64_t rank = problem.has_own_rank
+      ? static_cast<int64_t>(problem.leading_shape.size()) + 2 : 4;
+  const auto expected = [&] {
+    return c10::str("attn_mask of rank 2 or more, broadcastable to [", problem.batch, ", ",
+                    problem.num_heads_q, ", ", problem.seqlen_q, ", ", problem.seqlen_k, "]");
+  };
+  FLASH_MPS_CHECK(mask.device() == problem.query.device(),
+                  c10::str("attn_mask on the device of query, ", problem.query.device()),
+                  mask.device());
+  problem.mask_kind = mask_kind(op, mask, problem.query.scalar_type());
+  FLASH_MPS_CHECK(mask.dim() >= 2 && mask.dim() <= rank, expected(), "shape ", mask.sizes());
+  problem.mask = mask;
+  if (problem.has_own_rank && rank > 4) {
+    std::vector<int64_t> sizes = problem.leading_shape;
+    sizes.back() = mask.dim() > 2 ? mask.size(-3) : 1;
+    sizes.insert(sizes.end(), {mask.size(-2), mask.size(-1)});
+    const bool fits = at::is_expandable_to(mask.sizes(), sizes);
+    FLASH_MPS_CHECK(fits, expected(), "shape ", mask.sizes());
+    problem.mask = mask.expand(sizes).flatten(0, rank - 4);
+  } else if (rank == 3 && mask.dim() == 3) {
+    problem.mask = mask.unsqueeze(1);
+  }
+  while (problem.mask.dim() < 4) problem.mask = problem.mask.unsqueeze(0);
+  const int64_t wanted[] = {problem.batch, problem.num_heads_q, problem.seqlen_q,
+                            problem.seqlen_k};
+  for (int i = 0; i < 4; ++i) {
+    FLASH_MPS_CHECK(problem.mask.size(i) == 1 || problem.mask.size(i) == wanted[i], expected(),
+                    "shape ", mask.sizes());
+  }
+}
+
+// 0 where the dimension broadcasts.
+int64_t stride_or_broadcast(const at::Tensor& tensor, int64_t dim) {
+  return tensor.size(dim) == 1 ? 0 : tensor.stride(dim);
+}
+
+// Whether every row starts on 16 bytes and is a multiple of 16 bytes long.
+bool is_wide(const at::Tensor& tensor) {
+  const auto bytes = static_cast<int64_t>(tensor.element_size());
+  int64_t remainder = tensor.storage_offset() * bytes | tensor.size(3) * bytes;
+  for (int64_t dim = 0; dim < 3; ++dim) remainder |= stride_or_broadcast(tensor, dim) * bytes;
+  return remainder % kWideBytes == 0;
+}
+
+}  // namespace
+
+AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tensor& key,
+                         const at::Tensor& value, const AttnOptions& options) {
+  check_tensors(op, query, key, value);
+  check_options(op, options);
+  AttnProblem problem;
+  problem.has_own_rank = query.dim() != 4 || key.dim() != 4 || value.dim() != 4;
+  if (problem.has_own_rank) {
+    problem.leading_shape = broadcast_leading(op, query, key, value);
+    problem.query = dense_rows(to_4d(query, problem.leading_shape));
+    problem.key = dense_rows(to_4d(key, problem.leading_shape));
+    problem.value = dense_rows(to_4d(value, problem.leading_shape));
+  } else {
+    problem.query = dense_rows(query);
+    problem.key = dense_rows(key);
+    problem.value = dense_rows(value);
+  }
+  problem.batch = common_batch(problem);
+  problem.num_heads_q = problem.query.size(1);
+  problem.num_heads_kv = problem.key.size(1);
+  problem.seqlen_q = problem.query.size(2);
+  problem.seqlen_k = problem.key.size(2);
+  problem.head_dim = problem.query.size(3);
+  problem.head_dim_v = problem.value.size(3);
+  problem.type = element_type(query.scalar_type());
+  check_shapes(op, problem, options.enable_gqa);
+  problem.mask_kind = kNoMask;
+  if (options.attn_mask.has_value()) take_mask(op, *options.attn_mask, problem);
+  problem.is_causal = options.is_causal;
+  // Without a head dimension every score is an empty sum, whatever the scale.
+  const double head_dim = static_cast<double>(std::max<int64_t>(problem.head_dim, 1));
+  problem.softmax_scale = options.scale.value_or(1.0 / std::sqrt(head_dim));
+  return problem;
+}
+
+at::Tensor empty_out(const AttnProblem& problem) {
+  const int64_t heads = problem.num_heads_q, rows = problem.seqlen_q, width = problem.head_dim_v;
+  const int64_t sizes[] = {problem.batch, heads, rows, width};
+  const bool is_bshd = !problem.has_own_rank && problem.query.stride(1) < problem.query.stride(2);
+  const int64_t pitch = std::max<int64_t>(width, 1), image = std::max<int64_t>(heads * rows, 1);
+  const int64_t strides[] = {
+      image * pitch,
+      is_bshd ? pitch : std::max<int64_t>(rows, 1) * pitch,
+      is_bshd ? std::max<int64_t>(heads, 1) * pitch : pitch,
+      1,
+  };
+  return at::empty_strided(sizes, strides, problem.query.options());
+}
+
+at::Tensor empty_lse(const AttnProblem& problem) {
+  const int64_t sizes[] = {problem.batch, problem.num_heads_q, problem.seqlen_q};
+  return at::empty(sizes, problem.query.options().dtype(at::kFloat));
+}
+
+at::Tensor restore_rank(const AttnProblem& problem, const at::Tensor& result) {
+  if (!problem.has_own_rank) return result;
+  std::vector<int64_t> sizes = problem.leading_shape;
+  sizes.insert(sizes.end(), result.sizes().begin() + 2, result.sizes().end());
+  return result.view(sizes);
+}
+
+AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
+  const auto stride = stride_or_broadcast;
+  const at::Tensor &q = problem.query, &k = problem.key, &v = problem.value, &mask = problem.mask;
+  const auto seqlen_k = static_cast<int32_t>(problem.seqlen_k);
+  AttnParams params{
+      .q_stride_b = stride(q, 0), .q_stride_h = stride(q, 1), .q_stride_s = stride(q, 2),
+      .k_stride_b = stride(k, 0), .k_stride_h = stride(k, 1), .k_stride_s = stride(k, 2),
+      .v_stride_b = stride(v, 0), .v_stride_h = stride(v, 1), .v_stride_s = stride(v, 2),
+      .out_stride_b = out.stride(0), .out_stride_h = out.stride(1), .out_stride_s = out.stride(2),
+      .num_heads_q = static_cast<int32_t>(problem.num_heads_q),
+      .group_size = static_cast<int32_t>(problem.group_size()),
+      .seqlen_q = static_cast<int32_t>(problem.seqlen_q),
+      .seqlen_k = seqlen_k,
+      .head_dim = static_cast<int32_t>(problem.head_dim),
+      .head_dim_v = static_cast<int32_t>(problem.head_dim_v),
+      .band_begin = -static_cast<int32_t>(problem.seqlen_q),
+      .band_end = problem.is_causal
+          ? static_cast<int32_t>(std::min(problem.causal_offset + 1, problem.seqlen_k)) : seqlen_k,
+      .k_is_wide = is_wide(k),
+      .v_is_wide = is_wide(v),
+      .softmax_scale_log2 = static_cast<float>(problem.softmax_scale * std::numbers::log2e),
+  };
+  if (mask.defined()) {
+    params.mask_stride_b = stride(mask, 0);
+    params.mask_stride_h = stride(mask, 1);
+    params.mask_stride_q = stride(mask, 2);
+    params.mask_stride_k = stride(mask, 3);
+  }
+  return params;
+}
+
+int64_t visible_pairs(const AttnProblem& problem, int64_t first, int64_t last) {
+  if (!problem.is_causal) return (last - first) * problem.seqlen_k;
+  // Query i sees clamp(i + end, 0, seqlen_k) keys: a ramp between two flat parts.
+  const int64_t end = problem.causal_offset + 1;
+  const int64_t ramp_first = std::clamp(-end, first, last);
+  const int64_t ramp_last = std::clamp(problem.seqlen_k - end, ramp_first, last);
+  const int64_t ramp = (ramp_last - ramp_first) * (ramp_first + ramp_last - 1 + 2 * end) / 2;
+  return ramp + (last - ramp_last) * problem.seqlen_k;
+}
+
+}  // namespace flash_mps

@@ -1,0 +1,67 @@
+// Inputs of an attention op -> a checked AttnProblem -> AttnParams. The only place where params are
+// filled and where inputs are judged.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../metal/attn_params.h"
+#include "kernel_key.h"
+
+namespace flash_mps {
+
+// The op's arguments after query, key and value, as in its schema.
+struct AttnOptions {
+  std::optional<at::Tensor> attn_mask;
+  double dropout_p = 0.0;
+  bool is_causal = false;
+  std::optional<double> scale;
+  bool enable_gqa = false;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  double softcap = 0.0;
+  std::optional<at::Tensor> alibi_slopes;
+  std::optional<at::Tensor> sinks;
+};
+
+// One checked call. Tensors are 4-D views of the inputs ([B, H, S, D]) with a dense last dimension;
+// a size of 1 where the problem has more broadcasts.
+struct AttnProblem {
+  at::Tensor query, key, value;
+  at::Tensor mask;                     // 4-D, broadcastable to [B, Hq, Sq, Sk]; undefined without one
+  std::vector<int64_t> leading_shape;  // the caller's dimensions before S and D, when they are not [B, H]
+  bool has_own_rank = false;           //   (then true)
+  int64_t batch, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v;
+  ElementType type;
+  MaskKind mask_kind;
+  bool is_causal;
+  int64_t causal_offset = 0;           // query i sees keys j <= i + causal_offset
+  double softmax_scale;
+
+  int64_t group_size() const { return num_heads_q / std::max<int64_t>(num_heads_kv, 1); }
+};
+
+// Throws c10::Error "flash_mps::<op>: expected <what>, got <value>" for anything that the op does not
+// take.
+AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tensor& key,
+                         const at::Tensor& value, const AttnOptions& options);
+
+// An uninitialised [B, Hq, Sq, Dv] tensor laid out in memory like query: [B, S, H, D] order when
+// query has it, [B, H, S, D] otherwise.
+at::Tensor empty_out(const AttnProblem& problem);
+// Uninitialised float32 [B, Hq, Sq].
+at::Tensor empty_lse(const AttnProblem& problem);
+
+// [B, Hq, ...] -> [leading dimensions of the caller ..., ...]
+at::Tensor restore_rank(const AttnProblem& problem, const at::Tensor& result);
+
+AttnParams make_params(const AttnProblem& problem, const at::Tensor& out);
+
+// Visible (query, key) pairs of one head for queries first ... last - 1, before any mask.
+int64_t visible_pairs(const AttnProblem& problem, int64_t first, int64_t last);
+
+}  // namespace flash_mps

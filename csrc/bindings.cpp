@@ -1,0 +1,113 @@
+// The Python module torch_flash_mps._C: loading it registers the ops. Beside them, only what describes
+// the kernels; attention itself is called through torch.ops.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "attn_args.h"
+#include "device.h"
+#include "flash_fwd.h"
+#include "metal_sources.h"
+#include "tiling.h"
+
+namespace flash_mps {
+
+namespace py = pybind11;
+
+namespace {
+
+const char* path_name(OperandPath path) {
+  return path == OperandPath::Staged ? "staged" : "direct";
+}
+
+const char* family_name(GpuFamily family) {
+  switch (family) {
+    case GpuFamily::Apple9: return "apple9";
+    case GpuFamily::Apple10: return "apple10";
+    case GpuFamily::Apple7: break;
+  }
+  return "apple7";
+}
+
+py::dict describe(const Tiling& tiling) {
+  py::dict row;
+  row["family"] = family_name(tiling.family);
+  row["element_bytes"] = tiling.element_bytes;
+  row["max_head_dim"] = tiling.max_head_dim;
+  row["block_q"] = tiling.block_q;
+  row["block_k"] = tiling.block_k;
+  row["num_simdgroups"] = tiling.num_simdgroups();
+  row["path"] = path_name(tiling.path);
+  row["q_home"] = tiling.q_home == QHome::Registers ? "registers" : "device";
+  return row;
+}
+
+py::dict not_run(const std::string& reason) {
+  py::dict plan;
+  plan["kernel"] = py::none();
+  plan["reason"] = reason;
+  return plan;
+}
+
+py::dict explain(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                 const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
+                 std::optional<double> scale, bool enable_gqa, int64_t window_left,
+                 int64_t window_right, double softcap,
+                 const std::optional<at::Tensor>& alibi_slopes,
+                 const std::optional<at::Tensor>& sinks, bool return_lse) {
+  const char* op = return_lse ? "attention_with_lse" : "attention";
+  std::optional<AttnProblem> problem;
+  try {
+    problem = check_inputs(
+        op, query, key, value,
+        {.attn_mask = attn_mask, .dropout_p = dropout_p, .is_causal = is_causal, .scale = scale,
+         .enable_gqa = enable_gqa, .window_left = window_left, .window_right = window_right,
+         .softcap = softcap, .alibi_slopes = alibi_slopes, .sinks = sinks});
+  } catch (const c10::Error& error) {
+    return not_run(error.what_without_backtrace());
+  }
+  if (!query.device().is_mps()) {
+    return not_run("inputs on " + query.device().str() + " run as plain PyTorch ops");
+  }
+  if (device() == nullptr) return not_run("no Metal device");
+  const GpuFamily family = tuned_family(device()->gpu_family());
+  if (const auto reason = flash_fwd_unsupported(*problem, family)) return not_run(*reason);
+  const FlashFwdPlan fwd = plan_flash_fwd(*problem, family, return_lse);
+  py::dict plan = describe(*fwd.key.tiling);
+  plan["kernel"] = fwd.key.name();
+  plan["reason"] = py::none();
+  plan["num_q_blocks"] = fwd.num_q_blocks;
+  plan["num_dispatches"] = fwd.num_dispatches();
+  return plan;
+}
+
+py::dict params_layout() {
+  py::dict layout;
+  layout["sizeof"] = sizeof(AttnParams);
+#define FLASH_MPS_OFFSET(field) layout[#field] = offsetof(AttnParams, field)
+  FLASH_MPS_OFFSET(q_stride_b);
+  FLASH_MPS_OFFSET(out_stride_s);
+  FLASH_MPS_OFFSET(mask_stride_k);
+  FLASH_MPS_OFFSET(num_heads_q);
+  FLASH_MPS_OFFSET(head_dim_v);
+  FLASH_MPS_OFFSET(band_end);
+  FLASH_MPS_OFFSET(softmax_scale_log2);
+#undef FLASH_MPS_OFFSET
+  return layout;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.def("explain", &explain);
+  m.def("device_name", [] { return device() ? device()->name() : std::string(); });
+  m.def("gpu_family", [] { return device() ? device()->gpu_family() : 0; });
+  m.def("params_layout", &params_layout);
+  m.def("metal_source", [](const std::string& name) { return metal_source(name); });
+  m.def("flash_fwd_tilings", [] {
+    py::list rows;
+    for (const Tiling& tiling : flash_fwd_tilings()) rows.append(describe(tiling));
+    return rows;
+  });
+}
+
+}  // namespace flash_mps

@@ -1,0 +1,35 @@
+// Tiling and flags -> cache key, kernel name, source. The only place where a kernel name is spelled.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device.h"
+#include "tiling.h"
+
+namespace flash_mps {
+
+enum class ElementType { Float32, Float16, BFloat16 };
+
+int element_bytes(ElementType type);
+const char* element_name(ElementType type);   // f32, f16, bf16
+
+struct FlashFwdKey {
+  ElementType type;
+  int head_dim;       // rounded up to a multiple of 8
+  int head_dim_v;     // the same
+  int mask_kind;      // MaskKind
+  bool has_lse;
+  const Tiling* tiling;
+
+  // Distinct for distinct keys; no string is built to make it.
+  uint64_t cache_key() const;
+  // e.g. flash_fwd_f16_d128_bq32_bk16_sg4, with _dv<n> when it differs, _direct, _qdevice
+  std::string name() const;
+  KernelSource source() const;
+};
+
+// Rounds a head dimension up to what a kernel instance is made for.
+int instance_head_dim(int64_t head_dim);
+
+}  // namespace flash_mps
