@@ -19,44 +19,40 @@ from build_support import native, simulator  # noqa: E402
 from build_support.torch_tree import TorchTree, find_torch  # noqa: E402
 
 PACKAGE = "torch_flash_mps"
-SIMULATOR = ROOT / "csrc" / "simulator"
+OP, DEVICE = f"{PACKAGE}._C", f"{PACKAGE}._simulator"
+SIMULATOR = Path("csrc", "simulator")   # as all paths here, relative to ROOT
 BUILD_INFO = '''"""Written by setup.py: what this build of the package was made for."""
 
 TORCH_VERSION = {torch_version!r}
 SIMULATOR_MISSING = {missing!r}  # why the simulated device was left out; None when it is there
 '''
 
-
-def op_sources() -> list[Path]:
-    return sorted((ROOT / "csrc").glob("*.cpp"))
-
-
-def simulator_sources() -> list[Path]:
-    tree = (path for path in SIMULATOR.rglob("*") if path.suffix in (".cpp", ".mm"))
-    return [ROOT / "csrc" / "device_metal.mm", *sorted(tree)]
+OP_SOURCES = native.find(ROOT, "csrc/*.cpp")
+DEVICE_SOURCES = native.find(ROOT, "csrc/device_metal.mm")
+SIMULATOR_SOURCES = native.find(ROOT, "csrc/simulator/**/*.cpp", "csrc/simulator/**/*.mm")
 
 
 def op_module(torch: TorchTree, output: Path) -> native.Module:
     """`_C`: the op. On macOS it holds the Metal device; elsewhere the simulator brings one."""
-    sources, flags, link_flags = op_sources(), [], ["-shared", f"-Wl,-soname,{output.name}"]
+    sources, flags, link_flags = OP_SOURCES, [], ["-shared", f"-Wl,-soname,{output.name}"]
     if sys.platform == "darwin":
-        sources = [*sources, ROOT / "csrc" / "device_metal.mm"]
+        sources = [*OP_SOURCES, *DEVICE_SOURCES]
         flags = ["-mmacosx-version-min=14.0"]
         link_flags = ["-bundle", "-undefined", "dynamic_lookup", *flags,
                       "-framework", "Metal", "-framework", "Foundation",
                       "-Wl,-rpath,@loader_path/../torch/lib"]
     return native.Module(
         output, shlex.split(os.environ.get("CXX", "c++")), sources,
-        [*native.COMMON_FLAGS, *flags, f"-I{ROOT / 'csrc'}", *native.torch_flags(torch)],
+        [*native.COMMON_FLAGS, *flags, "-Icsrc", *native.torch_flags(torch)],
         [*link_flags, *native.torch_link_flags(torch)], embeds_metal=True,
     )
 
 
 def simulator_module(torch: TorchTree, output: Path, op: Path, clang: list[str]) -> native.Module:
     """`_simulator`: the same device layer on a stand-in for Apple's API."""
-    includes = [f"-I{folder}" for folder in (ROOT / "csrc", SIMULATOR, SIMULATOR / "frameworks")]
+    includes = ["-Icsrc", f"-I{SIMULATOR}", f"-I{SIMULATOR / 'frameworks'}"]
     return native.Module(
-        output, clang, simulator_sources(),
+        output, clang, [*DEVICE_SOURCES, *SIMULATOR_SOURCES],
         [*native.COMMON_FLAGS, *simulator.OBJC_FLAGS, *includes, *native.torch_flags(torch)],
         ["-shared", "-pthread", "-ldl", "-Wl,-rpath,$ORIGIN", *simulator.LIBRARIES,
          *native.torch_link_flags(torch)], links_with=[op],
@@ -69,37 +65,36 @@ class BuildNative(build_ext):
     def build_extensions(self) -> None:
         try:
             torch = find_torch()
+            modules, missing = self.plan(torch)
+            native.build(ROOT, modules[OP].output.parent, list(modules.values()))
         except LookupError as hint:
             raise SystemExit(f"error: {hint}") from None
-        build_dir = ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{torch.version}"
-        output = {one.name: build_dir / Path(self.get_ext_filename(one.name)).name
-                  for one in self.extensions}
-        op = output[f"{PACKAGE}._C"]
-        modules, missing = [op_module(torch, op)], "it is for Linux; a Mac has the real one"
-        if f"{PACKAGE}._simulator" in output:
-            try:
-                clang, missing = simulator.find_compiler(), None
-                name = output[f"{PACKAGE}._simulator"]
-                modules.append(simulator_module(torch, name, op, clang))
-            except simulator.MissingRequirement as reason:
-                missing = str(reason)
-                print(f"The simulated Metal device is left out: {missing}", file=sys.stderr)
-                self.leave_out(f"{PACKAGE}._simulator")
-        try:
-            native.build(ROOT, build_dir, modules)
         except subprocess.CalledProcessError:
             raise SystemExit("error: the native build failed; see the messages above") from None
-        for one in self.extensions:
-            target = Path(self.get_ext_fullpath(one.name))
+        for name, module in modules.items():
+            target = Path(self.get_ext_fullpath(name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            self.copy_file(str(output[one.name]), str(target))
+            self.copy_file(str(ROOT / module.output), str(target))
         self.write_package_files(Path(self.build_lib) / PACKAGE, torch, missing)
 
-    def leave_out(self, name: str) -> None:
-        self.extensions = [one for one in self.extensions if one.name != name]
-        stale = [Path(self.build_lib), ROOT]
-        for folder in stale:
-            (folder / self.get_ext_filename(name)).unlink(missing_ok=True)
+    def plan(self, torch: TorchTree) -> tuple[dict[str, native.Module], str | None]:
+        """The modules to build by name, and why the simulated device is not among them."""
+        build_dir = Path("build") / f"{sys.implementation.cache_tag}-torch-{torch.version}"
+        output = {one.name: build_dir / Path(self.get_ext_filename(one.name)).name
+                  for one in self.extensions}
+        modules = {OP: op_module(torch, output[OP])}
+        if DEVICE not in output:
+            return modules, "it is for Linux"
+        try:
+            clang = simulator.find_compiler()
+        except simulator.MissingRequirement as reason:
+            print(f"The simulated Metal device is left out: {reason}", file=sys.stderr)
+            self.extensions = [one for one in self.extensions if one.name != DEVICE]
+            for folder in (Path(self.build_lib), ROOT):   # of an earlier build
+                (folder / self.get_ext_filename(DEVICE)).unlink(missing_ok=True)
+            return modules, str(reason)
+        modules[DEVICE] = simulator_module(torch, output[DEVICE], output[OP], clang)
+        return modules, None
 
     def write_package_files(self, folder: Path, torch: TorchTree, missing: str | None) -> None:
         text = BUILD_INFO.format(torch_version=torch.version, missing=missing)
@@ -107,9 +102,9 @@ class BuildNative(build_ext):
         headers = folder / "_simulator_headers"   # read at run time to compile kernels
         shutil.rmtree(headers, ignore_errors=True)
         if missing is None:
-            shutil.copytree(SIMULATOR / "msl", headers / "msl")
+            shutil.copytree(ROOT / SIMULATOR / "msl", headers / "msl")
             (headers / "runtime").mkdir()
-            shutil.copy(SIMULATOR / "runtime" / "kernel_abi.h", headers / "runtime")
+            shutil.copy(ROOT / SIMULATOR / "runtime" / "kernel_abi.h", headers / "runtime")
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
@@ -117,12 +112,12 @@ class BuildNative(build_ext):
                        str(ROOT / PACKAGE / "_build_info.py"))
 
 
-def relative(paths: list[Path]) -> list[str]:
-    return [path.relative_to(ROOT).as_posix() for path in paths]
+def extension(name: str, *sources: Path) -> Extension:
+    return Extension(name, [path.as_posix() for path in sources])
 
 
-extensions = [Extension(f"{PACKAGE}._C", relative(op_sources()))]
+extensions = [extension(OP, *OP_SOURCES)]
 if sys.platform == "linux":
-    extensions.append(Extension(f"{PACKAGE}._simulator", relative(simulator_sources())))
+    extensions.append(extension(DEVICE, *DEVICE_SOURCES, *SIMULATOR_SOURCES))
 
 setup(ext_modules=extensions, cmdclass={"build_ext": BuildNative})

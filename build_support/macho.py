@@ -23,7 +23,8 @@ def undefined_symbols(path: Path) -> list[Undefined]:
     data = path.read_bytes()
     if struct.unpack_from("<I", data)[0] != _MAGIC_64:
         raise ValueError(f"{path}: expected a 64-bit Mach-O file, got magic {data[:4].hex()}")
-    libraries, symbols = [], []
+    libraries: list[str] = []
+    symbols: list[tuple[str, int]] = []
     for command, offset in _load_commands(data):
         if command in _LOAD_DYLIB_COMMANDS:
             name = struct.unpack_from("<I", data, offset + 8)[0]

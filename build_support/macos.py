@@ -22,6 +22,7 @@ from build_support.torch_tree import TorchTree
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "macos"
+FRAMEWORKS = ROOT / "csrc" / "simulator" / "frameworks"
 COMPILER = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-macos.14.0"]
 STRICT = ["-Werror", "-Werror=objc-method-access", "-Wundeclared-selector"]
 # What is looked up when macOS loads the extension: the interpreter, the Objective-C runtime, and
@@ -69,7 +70,7 @@ def fetch_wheel(requirement: str) -> Path:
 
 def unpack(wheel: Path) -> TorchTree:
     """Headers and libraries of the wheel."""
-    root = BUILD / wheel.stem / "torch"
+    root = BUILD / "wheels" / wheel.stem / "torch"
     complete = root.parent / "complete"
     if not complete.exists():
         with zipfile.ZipFile(wheel) as archive:
@@ -80,23 +81,23 @@ def unpack(wheel: Path) -> TorchTree:
     return TorchTree(root)
 
 
-def build_extension(torch: TorchTree, csrc: Path = ROOT / "csrc") -> Path:
-    """Compiles and links `_C` for macOS; raises BuildFailure."""
-    build_dir = torch.root.parent / "objects"
+def build_extension(torch: TorchTree, root: Path = ROOT) -> Path:
+    """Compiles and links the `_C` of the project at `root` for macOS; raises BuildFailure."""
+    build_dir = Path("build", "macos", f"torch-{torch.version}")
     output = build_dir / "_C.so"
-    includes = [f"-I{csrc}", "-isystem", str(ROOT / "csrc" / "simulator" / "frameworks")]
-    link_flags = ["-shared", "-Wl,-undefined,dynamic_lookup", *native.torch_link_flags(torch)]
     module = native.Module(
-        output, COMPILER, [*sorted(csrc.glob("*.cpp")), csrc / "device_metal.mm"],
-        [*native.COMMON_FLAGS, *STRICT, *includes, *native.torch_flags(torch)], link_flags,
+        output, COMPILER, native.find(root, "csrc/*.cpp", "csrc/device_metal.mm"),
+        [*native.COMMON_FLAGS, *STRICT, "-Icsrc", "-isystem", str(FRAMEWORKS),
+         *native.torch_flags(torch)],
+        ["-shared", "-Wl,-undefined,dynamic_lookup", *native.torch_link_flags(torch)],
         embeds_metal=True,
     )
     try:
-        native.build(ROOT, build_dir, [module])
+        native.build(root, build_dir, [module])
     except subprocess.CalledProcessError:
         raise BuildFailure("the compiler or the linker refused; see the messages above") from None
-    check_symbols(output, torch)
-    return output
+    check_symbols(root / output, torch)
+    return root / output
 
 
 def check_symbols(extension: Path, torch: TorchTree) -> None:

@@ -8,18 +8,23 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from build_support.torch_tree import TorchTree
 
 TORCH_LIBS = ("torch_python", "torch", "torch_cpu", "c10")
-COMMON_FLAGS = ["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wextra"]
+# A designated initialiser that names some fields leaves the others at their defaults on purpose.
+COMMON_FLAGS = ["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wextra", "-Wno-missing-field-initializers"]
 
 
 @dataclass
 class Module:
-    """One shared library: `sources` compiled with `compiler` and linked to `output`."""
+    """One shared library: `sources` compiled with `compiler` and linked to `output`.
+
+    Paths are relative to the project's root, where Ninja runs: so ccache recognises another clone.
+    """
 
     output: Path
     compiler: list[str]
@@ -43,14 +48,15 @@ def python_include_dirs() -> list[str]:
     return list(dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude")))
 
 
-def metal_files(root: Path) -> list[Path]:
-    return sorted((root / "metal").glob("*.metal"))
+def find(root: Path, *patterns: str) -> list[Path]:
+    """The files of `root` that match, relative to it."""
+    return sorted(path.relative_to(root) for pattern in patterns for path in root.glob(pattern))
 
 
 def build(root: Path, build_dir: Path, modules: list[Module]) -> None:
-    """Brings the outputs up to date; raises CalledProcessError when a compiler does."""
-    build_dir.mkdir(parents=True, exist_ok=True)
-    ninja_file = build_dir / "build.ninja"
+    """Brings the outputs up to date; raises CalledProcessError when a compiler refuses."""
+    ninja_file = root / build_dir / "build.ninja"
+    ninja_file.parent.mkdir(parents=True, exist_ok=True)
     ninja_file.write_text(_ninja_text(root, build_dir, modules))
     ninja = shutil.which("ninja")
     command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
@@ -59,7 +65,9 @@ def build(root: Path, build_dir: Path, modules: list[Module]) -> None:
 
 
 def _ninja_text(root: Path, build_dir: Path, modules: list[Module]) -> str:
-    embed = _command([sys.executable, str(root / "build_support" / "embed.py")])
+    embed = Path(__file__).with_name("embed.py")
+    embedded = build_dir / "metal_sources.cpp"
+    inputs = [*find(root, "metal/*"), embed]
     lines = [
         "ninja_required_version = 1.8",
         f"builddir = {_path(build_dir)}",
@@ -72,45 +80,40 @@ def _ninja_text(root: Path, build_dir: Path, modules: list[Module]) -> str:
         "  command = $compiler $in $flags -o $out",
         "  description = link $out",
         "rule embed",
-        f"  command = {embed} $out $sources",
+        f"  command = {_command([sys.executable, str(embed)])} $out $sources",
         "  description = embed metal/",
-    ]
-    embedded = build_dir / "metal_sources.cpp"
-    metal = sorted((root / "metal").glob("*"))
-    inputs = [*metal, root / "build_support" / "embed.py"]
-    lines += [
         f"build {_path(embedded)}: embed | {' '.join(map(_path, inputs))}",
-        f"  sources = {_command(map(str, metal_files(root)))}",
+        f"  sources = {_command(map(str, find(root, 'metal/*.metal')))}",
     ]
     for module in modules:
-        lines += _module_lines(root, build_dir, module, embedded)
+        extra = [embedded] if module.embeds_metal else []
+        lines += _module_lines(module, [*module.sources, *extra], build_dir)
     return "\n".join(lines) + "\n"
 
 
-def _module_lines(root: Path, build_dir: Path, module: Module, embedded: Path) -> list[str]:
+def _module_lines(module: Module, sources: list[Path], build_dir: Path) -> list[str]:
     ccache = shutil.which("ccache")
     # Zig keeps a cache of its own, and ccache does not know its command line.
     launcher = [ccache] if ccache and "ziglang" not in module.compiler else []
-    lines, objects = [], []
-    for source in [*module.sources, *([embedded] if module.embeds_metal else [])]:
-        base = build_dir if source == embedded else root
-        target = build_dir / module.output.stem / f"{source.relative_to(base)}.o"
-        objects.append(_path(target))
+    folder = build_dir / "objects" / module.output.name.partition(".")[0]
+    objects = [folder / f"{source}.o" for source in sources]
+    lines = []
+    for source, target in zip(sources, objects, strict=True):
         lines += [
-            f"build {objects[-1]}: compile {_path(source)}",
+            f"build {_path(target)}: compile {_path(source)}",
             f"  compiler = {_command([*launcher, *module.compiler])}",
             f"  flags = {_command(module.flags)}",
         ]
-    others = [_path(path) for path in module.links_with]
+    inputs = " ".join(map(_path, [*objects, *module.links_with]))
     return [
         *lines,
-        f"build {_path(module.output)}: link {' '.join([*objects, *others])}",
+        f"build {_path(module.output)}: link {inputs}",
         f"  compiler = {_command(module.compiler)}",
         f"  flags = {_command(module.link_flags)}",
     ]
 
 
-def _command(words) -> str:
+def _command(words: Iterable[str]) -> str:
     return shlex.join(words).replace("$", "$$")
 
 

@@ -50,7 +50,7 @@ def find_torch() -> TorchTree:
 
 
 def _origin_outside_isolation() -> str | None:
-    """Asks the same interpreter with pip's build isolation, which is made of these variables, off."""
+    """Asks the same interpreter without the variables that make up pip's build isolation."""
     isolation = ("PYTHONPATH", "PYTHONNOUSERSITE")
     env = {name: value for name, value in os.environ.items() if name not in isolation}
     find = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
