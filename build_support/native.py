@@ -67,7 +67,7 @@ def build(root: Path, build_dir: Path, modules: list[Module]) -> None:
 def _ninja_text(root: Path, build_dir: Path, modules: list[Module]) -> str:
     embed = Path(__file__).with_name("embed.py")
     embedded = build_dir / "metal_sources.cpp"
-    inputs = [*find(root, "metal/*"), embed]
+    inputs = [*find(root, "metal/*.h", "metal/*.metal"), embed]
     lines = [
         "ninja_required_version = 1.8",
         f"builddir = {_path(build_dir)}",
