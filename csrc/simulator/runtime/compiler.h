@@ -23,6 +23,9 @@ struct BufferArgument {
   uint32_t slot;
   bool is_writable;            // `device T*` without const
   bool is_threadgroup;         // [[threadgroup(n)]]: slot n of the threadgroup table
+  // What a binding's offset must be a multiple of: 4 in constant memory, the element type's alignment
+  // in device memory; 1 when not known.
+  uint32_t alignment = 1;
 };
 
 struct FunctionConstant {
