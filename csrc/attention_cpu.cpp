@@ -1,6 +1,7 @@
 #include "attention_cpu.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include <limits>
 

@@ -1,5 +1,6 @@
 #include "attn_args.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 
 #include <algorithm>
@@ -268,19 +269,25 @@ at::Tensor restore_rank(const AttnProblem& problem, const at::Tensor& result) {
 
 AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
   const auto stride = stride_or_broadcast;
-  const at::Tensor &q = problem.query, &k = problem.key, &v = problem.value, &mask = problem.mask;
+  const at::Tensor &q = problem.query, &k = problem.key, &v = problem.value;
+  const auto mask_stride = [&](int64_t dim) {
+    return problem.mask.defined() ? stride(problem.mask, dim) : 0;
+  };
   const auto seqlen_k = static_cast<int32_t>(problem.seqlen_k);
-  AttnParams params{
+  return {
       .q_stride_b = stride(q, 0), .q_stride_h = stride(q, 1), .q_stride_s = stride(q, 2),
       .k_stride_b = stride(k, 0), .k_stride_h = stride(k, 1), .k_stride_s = stride(k, 2),
       .v_stride_b = stride(v, 0), .v_stride_h = stride(v, 1), .v_stride_s = stride(v, 2),
       .out_stride_b = out.stride(0), .out_stride_h = out.stride(1), .out_stride_s = out.stride(2),
+      .mask_stride_b = mask_stride(0), .mask_stride_h = mask_stride(1),
+      .mask_stride_q = mask_stride(2), .mask_stride_k = mask_stride(3),
       .num_heads_q = static_cast<int32_t>(problem.num_heads_q),
       .group_size = static_cast<int32_t>(problem.group_size()),
       .seqlen_q = static_cast<int32_t>(problem.seqlen_q),
       .seqlen_k = seqlen_k,
       .head_dim = static_cast<int32_t>(problem.head_dim),
       .head_dim_v = static_cast<int32_t>(problem.head_dim_v),
+      .first_q_block = 0,
       .band_begin = -static_cast<int32_t>(problem.seqlen_q),
       .band_end = problem.is_causal
           ? static_cast<int32_t>(std::min(problem.causal_offset + 1, problem.seqlen_k)) : seqlen_k,
@@ -288,13 +295,6 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .v_is_wide = is_wide(v),
       .softmax_scale_log2 = static_cast<float>(problem.softmax_scale * std::numbers::log2e),
   };
-  if (mask.defined()) {
-    params.mask_stride_b = stride(mask, 0);
-    params.mask_stride_h = stride(mask, 1);
-    params.mask_stride_q = stride(mask, 2);
-    params.mask_stride_k = stride(mask, 3);
-  }
-  return params;
 }
 
 int64_t visible_pairs(const AttnProblem& problem, int64_t first, int64_t last) {

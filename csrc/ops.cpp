@@ -57,7 +57,9 @@ TensorPair attention_with_lse_on_cpu(FLASH_MPS_PARAMETERS) {
 }
 
 // There is no backward yet: an output that silently carried no gradient would be worse than an error.
-void refuse_gradients(const char* op, FLASH_MPS_PARAMETERS) {
+void refuse_gradients(const char* op, const at::Tensor& query, const at::Tensor& key,
+                      const at::Tensor& value, const OptionalTensor& attn_mask,
+                      const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
   if (!at::GradMode::is_enabled()) return;
   const auto refuse = [&](const char* operand, const at::Tensor& tensor) {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -76,7 +78,7 @@ void refuse_gradients(const char* op, FLASH_MPS_PARAMETERS) {
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
   static const auto op = c10::Dispatcher::singleton()
       .findSchemaOrThrow("flash_mps::attention", "").typed<decltype(attention_mps)>();
-  refuse_gradients(kAttention, FLASH_MPS_ARGUMENTS);
+  refuse_gradients(kAttention, query, key, value, attn_mask, alibi_slopes, sinks);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op.call(FLASH_MPS_ARGUMENTS);
 }
@@ -85,7 +87,7 @@ TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
   static const auto op = c10::Dispatcher::singleton()
       .findSchemaOrThrow("flash_mps::attention_with_lse", "")
       .typed<decltype(attention_with_lse_mps)>();
-  refuse_gradients(kAttentionWithLse, FLASH_MPS_ARGUMENTS);
+  refuse_gradients(kAttentionWithLse, query, key, value, attn_mask, alibi_slopes, sinks);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op.call(FLASH_MPS_ARGUMENTS);
 }
