@@ -1,0 +1,70 @@
+"""Loads the compiled modules, or remembers why they cannot be loaded."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from types import ModuleType
+
+import torch
+
+REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps torch_flash_mps"
+
+
+def _public(version: str) -> str:
+    """The version without its local part: 2.13.0+cpu and 2.13.0 are one release."""
+    return version.partition("+")[0]
+
+
+def _check_torch(built_for: str, found: str) -> None:
+    if _public(built_for) != _public(found):
+        raise ImportError(
+            f"torch_flash_mps was built for torch {built_for}, found torch {found}; rebuild it with "
+            f"`{REBUILD_COMMAND}` (from a checkout: `pip install --no-build-isolation -e .`)"
+        )
+
+
+def _load() -> tuple[ModuleType | None, str | None]:
+    try:
+        build_info = importlib.import_module("torch_flash_mps._build_info")
+    except ModuleNotFoundError:
+        return None, f"the native module was not built; build it with `{REBUILD_COMMAND}`"
+    _check_torch(build_info.TORCH_VERSION, torch.__version__)
+    extension = importlib.import_module("torch_flash_mps._C")
+    importlib.import_module("torch_flash_mps._ops")
+    return extension, None
+
+
+C, _load_error = _load()
+
+
+def unavailable_reason() -> str | None:
+    """Why the Metal kernels cannot run here; None when they can."""
+    if C is None:
+        return _load_error
+    if not torch.backends.mps.is_available():
+        if platform.system() == "Darwin":
+            return "torch has no MPS device on this Mac (macOS 14 or newer and Apple silicon)"
+        return (
+            f"{platform.system()} has no Metal device; on Linux "
+            "`import torch_flash_mps.simulator` brings a simulated one"
+        )
+    if not C.device_name():
+        return "no Metal device was found"
+    return None
+
+
+def is_available() -> bool:
+    """Whether ``mps`` tensors run through the Metal kernels."""
+    return unavailable_reason() is None
+
+
+def extension() -> ModuleType:
+    """The module ``_C``.
+
+    Raises:
+        RuntimeError: it was not built.
+    """
+    if C is None:
+        raise RuntimeError(f"torch_flash_mps: {_load_error}")
+    return C

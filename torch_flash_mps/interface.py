@@ -1,0 +1,109 @@
+"""The public functions. They call torch.ops only; what an argument means is said here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_flash_mps._extension import extension
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · scale + mask) v without the score matrix (FlashAttention-2, Dao 2023).
+
+    Shapes (layout ``[B, H, S, D]``, as ``F.scaled_dot_product_attention``):
+        q: ``[batch, num_heads_q, seqlen_q, head_dim]``; k: ``[batch, num_heads_kv, seqlen_k,
+        head_dim]``; v: ``[batch, num_heads_kv, seqlen_k, head_dim_v]``; returns
+        ``[batch, num_heads_q, seqlen_q, head_dim_v]``. Ranks 2, 3 and above 4 as in PyTorch.
+        The output lies in memory like q: ``[B, S, H, D]`` order when q has it.
+
+    Dtypes: float32, float16 or bfloat16, the same for q, k and v; scores and sums are float32.
+
+    Args:
+        attn_mask: bool (True = may attend) or float (added to the score), broadcastable to
+            ``[batch, num_heads_q, seqlen_q, seqlen_k]``; never expanded or copied. A float mask has
+            q's dtype or float32. Together with ``is_causal``: the intersection.
+        dropout_p: 0; dropout is not supported yet.
+        is_causal: query i sees keys j <= i, also where seqlen_q differs from seqlen_k (top-left).
+        scale: factor of the scores; ``None`` means ``1 / sqrt(head_dim)``.
+        enable_gqa: required where num_heads_q is a multiple of num_heads_kv; query head h reads
+            KV head ``h // (num_heads_q / num_heads_kv)``.
+        window_left, window_right, softcap, alibi_slopes, sinks: not supported yet.
+        return_lse: also return the natural log-sum-exp of the scores, float32
+            ``[batch, num_heads_q, seqlen_q]``.
+
+    A query that sees no key gives 0 and an lse of -inf. A key that no query sees never contributes,
+    whatever it holds; a NaN in a value that some query sees may reach other queries of its block.
+
+    Raises:
+        RuntimeError: the inputs do not fit; says op, operand, what was expected and what was found.
+        NotImplementedError: an option, or a gradient, that is not supported yet.
+
+    Example:
+        >>> import torch, torch_flash_mps
+        >>> q = k = v = torch.ones(1, 2, 3, 8)
+        >>> torch_flash_mps.attention(q, k, v, is_causal=True).shape
+        torch.Size([1, 2, 3, 8])
+    """
+    extension()
+    op = torch.ops.flash_mps.attention_with_lse if return_lse else torch.ops.flash_mps.attention
+    return op(
+        q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+        window_left=window_left, window_right=window_right, softcap=softcap,
+        alibi_slopes=alibi_slopes, sinks=sinks,
+    )
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+) -> dict[str, Any]:
+    """What :func:`attention` with the same arguments would run. Nothing is computed.
+
+    Returns:
+        ``kernel``: its name, None when no kernel would run; ``reason``: then why. For a kernel also
+        ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
+        ("staged": K and V go through threadgroup memory; "direct": they are read where they are),
+        ``q_home`` ("registers" or "device"), ``num_q_blocks``, ``num_dispatches``.
+
+    Example:
+        >>> import torch, torch_flash_mps
+        >>> q = torch.ones(1, 2, 3, 8)
+        >>> torch_flash_mps.explain(q, q, q)["reason"]
+        'inputs on cpu run as plain PyTorch ops'
+    """
+    return extension().explain(
+        q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right,
+        softcap, alibi_slopes, sinks, return_lse,
+    )
