@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLANG_VERSIONS = (21, 20, 19, 18, 17)
-# Plain C++ files of the simulator are compiled with the same flags, hence the last one.
+# The simulator implements the root class, and its plain C++ files get the same flags.
 OBJC_FLAGS = ["-fobjc-runtime=gcc", "-fblocks", "-fexceptions", "-fobjc-exceptions",
-              "-Wno-unused-command-line-argument"]
+              "-Wno-deprecated-objc-isa-usage", "-Wno-unused-command-line-argument"]
 
 
 @dataclass(frozen=True)
