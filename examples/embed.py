@@ -61,9 +61,8 @@ def main() -> int:
     encoded = [tokenizer(batch, padding=True, return_tensors="pt") for batch in BATCHES]
 
     model.to("mps")
-    ours = [
-        embed(model, batch.to("mps")).cpu() for batch in tqdm(encoded, desc="Embedding", unit="batch")
-    ]
+    batches = tqdm(encoded, desc="Embedding", unit="batch")
+    ours = [embed(model, batch.to("mps")).cpu() for batch in batches]
     model.to("cpu")
     model.set_attn_implementation("eager")
     expected = [embed(model, batch.to("cpu")) for batch in encoded]

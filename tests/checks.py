@@ -1,9 +1,13 @@
-"""How a result is judged: shape and dtype, then NaN and Inf positions, then the size of the error."""
+"""How a result is judged: shape, then NaN and Inf positions, then the size of the error."""
 
 import math
 
 import torch
+from cases import Case, make_inputs
 from torch import Tensor
+
+import torch_flash_mps
+from torch_flash_mps.reference import attention_ref
 
 FLOOR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -52,6 +56,39 @@ def check_same_bits(got: Tensor, other: Tensor, case_id: str = "") -> None:
     assert different == 0, f"{case_id}: {different} of {a.numel()} bytes differ"
 
 
+def check_attention(q: Tensor, k: Tensor, v: Tensor, *, case_id: str = "", **options) -> Tensor:
+    """Runs the op on tensors of any device and judges it; options as the op's. Returns the result.
+
+    `enable_gqa` is set where the head counts ask for it.
+    """
+    grouped = q.dim() > 2 and q.shape[-3] != k.shape[-3]
+    out = torch.ops.flash_mps.attention(q, k, v, enable_gqa=grouped, **options)
+    assert out.dtype == q.dtype and out.device == q.device
+    ref, _ = attention_ref(q, k, v, **options)
+    check(out, ref, attention_lowp(q, k, v, **options), case_id=case_id)
+    return out
+
+
+def check_case(case: Case, device: torch.device, seed: int = 0) -> Tensor:
+    """`check_attention` on the random inputs of a case."""
+    inputs = make_inputs(case, device, seed)
+    return check_attention(*inputs.operands, **inputs.options, case_id=case.id)
+
+
+LSE_TOLERANCE = 2e-5   # float32 sums of thousands of terms, whatever the dtype of the inputs
+
+
+def check_lse(q: Tensor, k: Tensor, v: Tensor, *, case_id: str = "", **options) -> None:
+    """As `check_attention`, for out and lse of `return_lse=True`."""
+    out, lse = torch_flash_mps.attention(
+        q, k, v, enable_gqa=q.shape[-3] != k.shape[-3], return_lse=True, **options
+    )
+    ref, ref_lse = attention_ref(q, k, v, **options)
+    check(out, ref, attention_lowp(q, k, v, **options), case_id=case_id)
+    assert lse.dtype == torch.float32, f"{case_id}: expected a float32 lse, got {lse.dtype}"
+    check_exact(lse, ref_lse, LSE_TOLERANCE, case_id=f"{case_id} lse")
+
+
 def attention_lowp(
     q: Tensor,
     k: Tensor,
@@ -66,8 +103,9 @@ def attention_lowp(
     Shapes as `torch_flash_mps.reference.attention_ref`; a row that sees no key gives 0.
     """
     q, k, v = (x.detach().cpu() for x in (q, k, v))
-    group_size = q.shape[-3] // max(k.shape[-3], 1)
-    k, v = (x.repeat_interleave(group_size, dim=-3) for x in (k, v))
+    if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
+        group_size = q.shape[-3] // max(k.shape[-3], 1)
+        k, v = (x.repeat_interleave(group_size, dim=-3) for x in (k, v))
     if scale is None:
         scale = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     scores = (q @ k.transpose(-1, -2)) * scale

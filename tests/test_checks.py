@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from checks import FLOOR, attention_lowp, check, check_exact, check_same_bits
+
 from torch_flash_mps.reference import attention_ref
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -88,6 +89,7 @@ def test_lowp_baseline_follows_the_oracle():
     k, v = (torch.randn(1, 2, 7, 8, generator=generator) for _ in range(2))
     mask = torch.rand(5, 7, generator=generator) < 0.5
     mask[2] = False
-    for options in ({"attn_mask": mask, "is_causal": True}, {"attn_mask": mask.float(), "scale": 2}):
+    both, bias = {"attn_mask": mask, "is_causal": True}, {"attn_mask": mask.float(), "scale": 2}
+    for options in (both, bias):
         ref, _ = attention_ref(q, k, v, **options)
         assert (attention_lowp(q, k, v, **options).double() - ref).abs().max() < 1e-5

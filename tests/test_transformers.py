@@ -6,12 +6,13 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers")
 
-from torch_flash_mps.integrations import transformers as integration  # noqa: E402
 from transformers.masking_utils import (  # noqa: E402
     and_masks,
     causal_mask_function,
     create_causal_mask,
 )
+
+from torch_flash_mps.integrations import transformers as integration  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def _registered():
 
 
 def _tiny(name, **options):
-    """A random two-layer model of one architecture, in eval mode on the CPU, with eager attention."""
+    """A random two-layer model of one architecture on the CPU, with eager attention."""
     sizes = {
         "vocab_size": 97,
         "hidden_size": 48,
@@ -268,7 +269,8 @@ def test_mask_takes_no_memory_for_what_it_does_not_depend_on():
     mask = _mask(mask_function=by_key, allow_is_causal_skip=False, kv_length=6)
     assert mask.shape == (2, 1, 4, 6)
     assert mask.untyped_storage().nbytes() == 6
-    causal = _mask(mask_function=and_masks(by_key, causal_mask_function), allow_is_causal_skip=False)
+    both = and_masks(by_key, causal_mask_function)
+    causal = _mask(mask_function=both, allow_is_causal_skip=False)
     assert causal.untyped_storage().nbytes() == 4 * 4
 
 

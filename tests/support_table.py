@@ -1,0 +1,113 @@
+"""The support table of README.md, made by trying each feature on the device at hand.
+
+    python tests/support_table.py            # prints it
+    python tests/support_table.py --write    # puts it into README.md
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import torch_flash_mps
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device="mps")
+
+
+def _call(
+    dtype: torch.dtype, *, heads: int = 2, head_dim: int = 8, head_dim_v: int = 8,
+    seqlens: tuple[int, int] = (3, 5), leading: tuple[int, ...] = (1,), **options,
+) -> None:
+    seqlen_q, seqlen_k = seqlens
+    query = _zeros(dtype, *leading, heads, seqlen_q, head_dim)
+    key = _zeros(dtype, *leading, 2, seqlen_k, head_dim)
+    value = _zeros(dtype, *leading, 2, seqlen_k, head_dim_v)
+    torch_flash_mps.attention(query, key, value, **options)
+
+
+def _backward(dtype: torch.dtype) -> None:
+    query = _zeros(dtype, 1, 1, 3, 8).requires_grad_()
+    torch_flash_mps.attention(query, query, query).sum().backward()
+
+
+def _transposed(dtype: torch.dtype) -> None:
+    x = _zeros(dtype, 1, 3, 2, 8).transpose(1, 2)
+    torch_flash_mps.attention(x, x, x)
+
+
+FEATURES: dict[str, Callable[[torch.dtype], None]] = {
+    "forward, seqlen_q ≠ seqlen_k": lambda t: _call(t),
+    "one query (decode)": lambda t: _call(t, seqlens=(1, 5)),
+    "`head_dim` 1 … 256": lambda t: [_call(t, head_dim=d, head_dim_v=d) for d in (1, 256)],
+    "`head_dim_v` ≠ `head_dim`": lambda t: _call(t, head_dim_v=16),
+    "`head_dim` above 256": lambda t: _call(t, head_dim=264, head_dim_v=264),
+    "any strides and offsets": _transposed,
+    "ranks 2, 3, 5": lambda t: [_call(t, leading=lead) for lead in ((), (2, 2))],
+    "`is_causal` (top-left)": lambda t: _call(t, is_causal=True),
+    "bool `attn_mask`": lambda t: _call(t, attn_mask=_zeros(torch.bool, 3, 5)),
+    "float `attn_mask`, dtype of query": lambda t: _call(t, attn_mask=_zeros(t, 3, 5)),
+    "float32 `attn_mask`": lambda t: _call(t, attn_mask=_zeros(torch.float32, 3, 5)),
+    "mask and `is_causal` together": lambda t: _call(
+        t, is_causal=True, attn_mask=_zeros(torch.bool, 3, 5)
+    ),
+    "grouped heads (`enable_gqa`)": lambda t: _call(t, heads=6, enable_gqa=True),
+    "log-sum-exp (`return_lse`)": lambda t: _call(t, return_lse=True),
+    "gradients": _backward,
+    "`window_left`, `window_right`": lambda t: _call(t, window_left=1, window_right=1),
+    "`softcap`": lambda t: _call(t, softcap=30.0),
+    "`alibi_slopes`": lambda t: _call(t, alibi_slopes=_zeros(torch.float32, 2)),
+    "`sinks`": lambda t: _call(t, sinks=_zeros(torch.float32, 2)),
+    "`dropout_p` > 0": lambda t: _call(t, dropout_p=0.1),
+}
+
+
+def _answer(feature: Callable[[torch.dtype], None], dtype: torch.dtype) -> str:
+    try:
+        feature(dtype)
+        torch.mps.synchronize()
+    except NotImplementedError:
+        return "not yet"
+    except RuntimeError:
+        return "no"
+    return "yes"
+
+
+def support_table() -> str:
+    """The table as Markdown: one row for each feature, one column for each dtype."""
+    header = ["", *(str(dtype).removeprefix("torch.") for dtype in DTYPES)]
+    rows = [
+        [name, *(_answer(feature, dtype) for dtype in DTYPES)]
+        for name, feature in FEATURES.items()
+    ]
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_in_readme() -> str:
+    """What README.md has between its two markers."""
+    return README.read_text().split(BEGIN)[1].split(END)[0].strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="replace the table in README.md")
+    if sys.platform != "darwin":
+        import torch_flash_mps.simulator  # noqa: F401
+    table = support_table()
+    if parser.parse_args().write:
+        before, rest = README.read_text().split(BEGIN)
+        README.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+    else:
+        print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Bad input is a Python exception that names op, operand, expected and found; never an abort.
+
+All calls of one table run in one subprocess, so that an abort of the process would show as an exit
+code and not take the test run with it.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PREAMBLE = """
+import json, sys, torch
+if sys.platform != "darwin":
+    import torch_flash_mps.simulator
+import torch_flash_mps
+D = "mps"
+def t(*shape, dtype=torch.float32, device=D):
+    return torch.zeros(shape, device=device).to(dtype)
+Q, K = t(2, 4, 3, 8), t(2, 4, 5, 8)
+attention = torch.ops.flash_mps.attention
+with_lse = torch.ops.flash_mps.attention_with_lse
+"""
+
+# id: (call, exception, what its text says, in this order).
+CALLS = {
+    "HD-05-rank-1-query": (
+        "attention(t(8), K, K)", "RuntimeError", ["attention: expected query of rank 2", "[8]"]),
+    "HD-05-rank-1-key": (
+        "attention(Q, t(8), K)", "RuntimeError", ["attention: expected key of rank 2", "[8]"]),
+    "HD-05-rank-1-value": (
+        "attention(Q, K, t(8))", "RuntimeError", ["attention: expected value of rank 2", "[8]"]),
+    "HD-05-batch": (
+        "attention(Q, t(3, 4, 5, 8), t(3, 4, 5, 8))", "RuntimeError",
+        ["attention: expected query, key and value of equal batch size", "[2, 4, 3, 8]",
+         "[3, 4, 5, 8]"]),
+    "HD-05-head-dim": (
+        "attention(Q, t(2, 4, 5, 9), K)", "RuntimeError",
+        ["attention: expected key with the head_dim of query, 8", "9"]),
+    "HD-05-seqlen-of-value": (
+        "attention(Q, K, t(2, 4, 6, 8))", "RuntimeError",
+        ["attention: expected value with the seqlen of key, 5", "6"]),
+    "HD-05-heads-of-value": (
+        "attention(Q, K, t(2, 2, 5, 8), enable_gqa=True)", "RuntimeError",
+        ["attention: expected value with the head count of key, 4", "2"]),
+    "HD-05-lse-op-names-itself": (
+        "with_lse(t(8), K, K)", "RuntimeError", ["attention_with_lse: expected query of rank 2"]),
+    "PY-06-heads-do-not-divide": (
+        "attention(t(2, 6, 3, 8), K, K, enable_gqa=True)", "RuntimeError",
+        ["attention: expected a query head count that is a multiple of key's", "[B, H, S, D]",
+         "[2, 6, 3, 8]", "[2, 4, 5, 8]"]),
+    "PY-06-gqa-without-the-flag": (
+        "attention(t(2, 8, 3, 8), K, K)", "RuntimeError",
+        ["attention: expected enable_gqa=True", "8 query heads and 4 key heads"]),
+    "HD-06-all-on-cpu-but-query": (
+        "attention(Q, K.cpu(), K)", "RuntimeError",
+        ["attention: expected key on the device of query, mps", "cpu"]),
+    "HD-06-value-on-cpu": (
+        "attention(Q, K, K.cpu())", "RuntimeError",
+        ["attention: expected value on the device of query, mps", "cpu"]),
+    "HD-06-mask-on-cpu": (
+        "attention(Q, K, K, t(3, 5, device='cpu'))", "RuntimeError",
+        ["attention: expected attn_mask on the device of query, mps", "cpu"]),
+    "HD-06-query-on-cpu": (
+        "attention(Q.cpu(), K, K)", "RuntimeError",
+        ["attention: expected key on the device of query, cpu", "mps"]),
+    "HD-07-mixed-dtypes": (
+        "attention(Q, K, K.half())", "RuntimeError",
+        ["attention: expected query, key and value to have the same dtype", "Float", "Float",
+         "Half"]),
+    "HD-08-int64-mask": (
+        "attention(Q, K, K, t(3, 5, dtype=torch.int64))", "RuntimeError",
+        ["attention: expected attn_mask of dtype Bool, Float or query's, Float", "Long"]),
+    "HD-08-float64-mask": (
+        "attention(Q.cpu(), K.cpu(), K.cpu(), t(3, 5, device='cpu', dtype=torch.float64))",
+        "RuntimeError",
+        ["attention: expected attn_mask of dtype Bool, Float or query's, Float", "Double"]),
+    "HD-08-bf16-mask-on-f16": (
+        "attention(Q.half(), K.half(), K.half(), t(3, 5, dtype=torch.bfloat16))", "RuntimeError",
+        ["attention: expected attn_mask of dtype Bool, Float or query's, Half", "BFloat16"]),
+    "HD-08-f16-mask-on-f32": (
+        "attention(Q, K, K, t(3, 5, dtype=torch.float16))", "RuntimeError",
+        ["attention: expected attn_mask of dtype Bool, Float or query's, Float", "Half"]),
+    "mask-shape": (
+        "attention(Q, K, K, t(3, 6))", "RuntimeError",
+        ["attention: expected attn_mask", "[2, 4, 3, 5]", "[3, 6]"]),
+    "mask-of-kv-heads": (
+        "attention(t(2, 8, 3, 8), K, K, t(2, 4, 3, 5), enable_gqa=True)", "RuntimeError",
+        ["attention: expected attn_mask", "[2, 8, 3, 5]", "[2, 4, 3, 5]"]),
+    "HD-16-mask-of-rank-1": (
+        "attention(Q, K, K, t(5))", "RuntimeError",
+        ["attention: expected attn_mask of rank 2 or more", "[5]"]),
+    "mask-of-rank-5": (
+        "attention(Q, K, K, t(1, 2, 4, 3, 5))", "RuntimeError",
+        ["attention: expected attn_mask", "[1, 2, 4, 3, 5]"]),
+    "KF-28-float64": (
+        "attention(*[t(1, 1, 2, 8, device='cpu', dtype=torch.float64)] * 3)", "RuntimeError",
+        ["attention: expected query of dtype Float, Half or BFloat16", "Double"]),
+    "KF-28-int32": (
+        "attention(*[t(1, 1, 2, 8, dtype=torch.int32)] * 3)", "RuntimeError",
+        ["attention: expected query of dtype Float, Half or BFloat16", "Int"]),
+    "KF-28-uint8": (
+        "attention(*[t(1, 1, 2, 8, dtype=torch.uint8)] * 3)", "RuntimeError",
+        ["attention: expected query of dtype Float, Half or BFloat16", "Byte"]),
+    "KF-28-complex64": (
+        "attention(*[t(1, 1, 2, 8, device='cpu', dtype=torch.complex64)] * 3)", "RuntimeError",
+        ["attention: expected query of dtype Float, Half or BFloat16", "ComplexFloat"]),
+    "KF-11-head-dim-beyond-the-table": (
+        "attention(t(1, 4, 1, 576), t(1, 1, 7, 576), t(1, 1, 7, 512), enable_gqa=True)",
+        "RuntimeError",
+        ["attention: expected head_dim and head_dim_v of at most 256", "576 and 512"]),
+    "dropout-below-0": (
+        "attention(Q, K, K, None, -0.1)", "RuntimeError",
+        ["attention: expected dropout_p between 0 and 1", "-0.1"]),
+    "dropout-above-1": (
+        "attention(Q, K, K, None, 1.5)", "RuntimeError",
+        ["attention: expected dropout_p between 0 and 1", "1.5"]),
+    "dropout-nan": (
+        "attention(Q, K, K, None, float('nan'))", "RuntimeError",
+        ["attention: expected dropout_p between 0 and 1", "nan"]),
+    "PY-07-dropout": (
+        "attention(Q, K, K, None, 0.5)", "NotImplementedError",
+        ["attention: dropout_p", "not supported yet"]),
+    "window-left": (
+        "attention(Q, K, K, window_left=2)", "NotImplementedError",
+        ["attention: window_left", "not supported yet"]),
+    "window-right": (
+        "attention(Q, K, K, window_right=0)", "NotImplementedError",
+        ["attention: window_right", "not supported yet"]),
+    "window-left-below-minus-1": (
+        "attention(Q, K, K, window_left=-2)", "RuntimeError",
+        ["attention: expected window_left of -1", "-2"]),
+    "KF-24-softcap": (
+        "attention(Q, K, K, softcap=30.0)", "NotImplementedError",
+        ["attention: softcap", "not supported yet"]),
+    "KF-24-softcap-negative": (
+        "attention(Q, K, K, softcap=-1.0)", "RuntimeError",
+        ["attention: expected softcap of 0 (off) or a positive number", "-1"]),
+    "KF-24-softcap-nan": (
+        "attention(Q, K, K, softcap=float('nan'))", "RuntimeError",
+        ["attention: expected softcap of 0 (off) or a positive number", "nan"]),
+    "alibi": (
+        "attention(Q, K, K, alibi_slopes=t(4))", "NotImplementedError",
+        ["attention: alibi_slopes", "not supported yet"]),
+    "sinks": (
+        "attention(Q, K, K, sinks=t(4))", "NotImplementedError",
+        ["attention: sinks", "not supported yet"]),
+    "query-requires-grad": (
+        "attention(Q.requires_grad_(), K, K)", "NotImplementedError",
+        ["attention: expected query without requires_grad", "torch.no_grad()"]),
+    "key-requires-grad": (
+        "attention(Q, K.requires_grad_(), K.detach())", "NotImplementedError",
+        ["attention: expected key without requires_grad"]),
+    "value-requires-grad": (
+        "attention(Q, K, K.clone().requires_grad_())", "NotImplementedError",
+        ["attention: expected value without requires_grad"]),
+    "mask-requires-grad": (
+        "attention(Q, K, K, t(3, 5).requires_grad_())", "NotImplementedError",
+        ["attention: expected attn_mask without requires_grad"]),
+    "cpu-requires-grad": (
+        "attention(*[t(1, 1, 2, 8, device='cpu').requires_grad_()] * 3)", "NotImplementedError",
+        ["attention: expected query without requires_grad"]),
+    "PY-11-tensor-scale": (
+        "attention(Q, K, K, scale=torch.ones(2))", "RuntimeError|TypeError", ["scale"]),
+    "unknown-option": (
+        "attention(Q, K, K, windw=3)", "RuntimeError|TypeError", ["windw"]),
+    "unknown-option-of-the-function": (
+        "torch_flash_mps.attention(Q, K, K, windw=3)", "TypeError", ["windw"]),
+    "positional-mask-of-the-function": (
+        "torch_flash_mps.attention(Q, K, K, None)", "TypeError", ["positional"]),
+}
+
+WORKS_AFTERWARDS = "attention(Q, K, torch.ones_like(K))"
+
+
+@pytest.fixture(scope="module")
+def raised():
+    """Runs every call of the table in one process: id -> [exception, its text]."""
+    script = PREAMBLE + textwrap.dedent("""
+        raised = {}
+        for name, call in json.loads(sys.stdin.read()).items():
+            state = {key: value for key, value in globals().items()}
+            state.update(Q=t(2, 4, 3, 8), K=t(2, 4, 5, 8))
+            try:
+                result = eval(call, state)
+                raised[name] = ["nothing", str(result)]
+            except Exception as error:
+                raised[name] = [type(error).__name__, str(error)]
+        torch.mps.synchronize()
+        print(json.dumps(raised))
+    """)
+    calls = {name: call for name, (call, _, _) in CALLS.items()} | {"works": WORKS_AFTERWARDS}
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=json.dumps(calls), capture_output=True, text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"the process ended with {done.returncode}:\n{done.stderr}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_error(raised, name):
+    _, expected_type, phrases = CALLS[name]
+    kind, text = raised[name]
+    assert kind in expected_type.split("|"), f"expected {expected_type}, got {kind}: {text}"
+    rest = text
+    for phrase in phrases:
+        assert phrase in rest, f"expected {phrase!r} (in this order) in: {text}"
+        rest = rest.split(phrase, 1)[1]
+
+
+def test_the_op_works_after_all_those_errors(raised):
+    kind, text = raised["works"]
+    assert kind == "nothing" and "1." in text

@@ -1,0 +1,35 @@
+"""The examples run as a user runs them, and their own checks pass."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def _run(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True, text=True, timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_generate(dtype):
+    text = _run("generate.py", "--max-new-tokens", "6", "--dtype", dtype)
+    assert "6 generated, the same as eager" in text
+    calls, expected = map(int, re.search(r"(\d+) of (\d+) attention calls", text).groups())
+    assert calls == expected == 30 * 6
+    difference = float(re.search(r"largest difference (\S+)", text)[1])
+    assert difference < (1e-2 if dtype == "float32" else 1)
+
+
+def test_embed():
+    text = _run("embed.py")
+    assert float(re.search(r"smallest cosine (\S+)", text)[1]) > 0.99999
+    assert float(re.search(r"largest difference (\S+),", text)[1]) < 1e-4
