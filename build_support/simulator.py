@@ -11,7 +11,8 @@ from pathlib import Path
 
 CLANG_VERSIONS = (21, 20, 19, 18, 17)
 # The simulator implements the root class, and its plain C++ files get the same flags.
-OBJC_FLAGS = ["-fobjc-runtime=gcc", "-fblocks", "-fexceptions", "-fobjc-exceptions",
+OBJC_FLAGS = ["-fobjc-runtime=gcc", "-fconstant-string-class=NSConstantString", "-fblocks",
+              "-fexceptions", "-fobjc-exceptions",
               "-Wno-deprecated-objc-isa-usage", "-Wno-unused-command-line-argument"]
 
 
