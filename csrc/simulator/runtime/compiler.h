@@ -38,6 +38,7 @@ struct KernelInfo {
   std::string name;            // host_name where given
   std::vector<BufferArgument> buffers;   // those that exist with the constants of this specialisation
   uint32_t max_total_threads = kMaxThreadsPerThreadgroup;   // [[max_total_threads_per_threadgroup(n)]]
+  uint32_t static_threadgroup_bytes = 0;  // arrays that the kernel itself declares; 0 when not known
 };
 
 // Values of function constants by index, as raw bytes (MTLFunctionConstantValues).

@@ -28,7 +28,8 @@ typedef struct _NSZone NSZone;
 @property(readonly, copy) NSString* debugDescription;
 @end
 
-__attribute__((objc_root_class)) @interface NSObject <NSObject> {
+__attribute__((objc_root_class))
+@interface NSObject<NSObject> {
   Class isa;
 }
 + (void)initialize;

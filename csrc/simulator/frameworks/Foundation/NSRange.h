@@ -15,4 +15,6 @@ static inline NSRange NSMakeRange(NSUInteger loc, NSUInteger len) {
   return range;
 }
 
-static inline NSUInteger NSMaxRange(NSRange range) { return range.location + range.length; }
+static inline NSUInteger NSMaxRange(NSRange range) {
+  return range.location + range.length;
+}

@@ -44,8 +44,8 @@ typedef NS_OPTIONS(NSUInteger, MTLPipelineOption) {
   MTLPipelineOptionFailOnBinaryArchiveMiss = 4,
 };
 
-typedef MTLComputePipelineReflection* __autoreleasing _Nullable
-    MTLAutoreleasedComputePipelineReflection;
+typedef MTLComputePipelineReflection*
+    __autoreleasing _Nullable MTLAutoreleasedComputePipelineReflection;
 
 @protocol MTLDevice <NSObject>
 @property(readonly) NSString* name;
@@ -64,26 +64,27 @@ typedef MTLComputePipelineReflection* __autoreleasing _Nullable
 - (nullable id<MTLBuffer>)newBufferWithBytes:(const void*)pointer
                                       length:(NSUInteger)length
                                      options:(MTLResourceOptions)options;
-- (nullable id<MTLBuffer>)newBufferWithBytesNoCopy:(void*)pointer
-                                            length:(NSUInteger)length
-                                           options:(MTLResourceOptions)options
-                                       deallocator:(void (^_Nullable)(void* pointer,
-                                                                       NSUInteger length))deallocator;
+- (nullable id<MTLBuffer>)
+    newBufferWithBytesNoCopy:(void*)pointer
+                      length:(NSUInteger)length
+                     options:(MTLResourceOptions)options
+                 deallocator:(void (^_Nullable)(void* pointer, NSUInteger length))deallocator;
 - (nullable id<MTLLibrary>)newLibraryWithURL:(NSURL*)url
                                        error:(NSError* __autoreleasing _Nullable* _Nullable)error;
 - (nullable id<MTLLibrary>)newLibraryWithData:(dispatch_data_t)data
                                         error:(NSError* __autoreleasing _Nullable* _Nullable)error;
 - (nullable id<MTLLibrary>)newLibraryWithSource:(NSString*)source
                                         options:(nullable MTLCompileOptions*)options
-                                          error:(NSError* __autoreleasing _Nullable* _Nullable)error;
+                                          error:
+                                              (NSError* __autoreleasing _Nullable* _Nullable)error;
 - (nullable id<MTLComputePipelineState>)
     newComputePipelineStateWithFunction:(id<MTLFunction>)computeFunction
                                   error:(NSError* __autoreleasing _Nullable* _Nullable)error;
 - (nullable id<MTLComputePipelineState>)
     newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
                                   options:(MTLPipelineOption)options
-                               reflection:(MTLAutoreleasedComputePipelineReflection* _Nullable)
-                                              reflection
+                               reflection:
+                                   (MTLAutoreleasedComputePipelineReflection* _Nullable)reflection
                                     error:(NSError* __autoreleasing _Nullable* _Nullable)error;
 - (BOOL)supportsFamily:(MTLGPUFamily)gpuFamily;
 - (nullable id<MTLEvent>)newEvent;

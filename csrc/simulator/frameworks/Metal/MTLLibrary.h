@@ -86,7 +86,8 @@ typedef NS_ENUM(NSUInteger, MTLLibraryError) {
 - (nullable id<MTLFunction>)newFunctionWithName:(NSString*)functionName;
 - (nullable id<MTLFunction>)newFunctionWithName:(NSString*)name
                                  constantValues:(MTLFunctionConstantValues*)constantValues
-                                          error:(NSError* __autoreleasing _Nullable* _Nullable)error;
+                                          error:
+                                              (NSError* __autoreleasing _Nullable* _Nullable)error;
 @end
 
 NS_ASSUME_NONNULL_END

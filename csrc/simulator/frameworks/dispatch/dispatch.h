@@ -19,6 +19,7 @@ typedef struct dispatch_data_s* dispatch_data_t;
 typedef void (*dispatch_function_t)(void*);
 
 #define DISPATCH_QUEUE_SERIAL NULL
+#define DISPATCH_CURRENT_QUEUE_LABEL NULL
 #define DISPATCH_DATA_DESTRUCTOR_DEFAULT NULL
 
 dispatch_queue_t dispatch_queue_create(const char* label, dispatch_queue_attr_t attr);
@@ -31,7 +32,6 @@ size_t dispatch_data_get_size(dispatch_data_t data);
 #ifdef __BLOCKS__
 typedef void (^dispatch_block_t)(void);
 void dispatch_sync(dispatch_queue_t queue, dispatch_block_t block);
-void dispatch_async(dispatch_queue_t queue, dispatch_block_t block);
 dispatch_data_t dispatch_data_create(const void* buffer, size_t size, dispatch_queue_t queue,
                                      dispatch_block_t destructor);
 #endif
