@@ -54,6 +54,9 @@ struct CompileOptions {
   std::map<std::string, std::string> macros;          // preprocessorMacros
 };
 
+// The folder that holds msl/ (metal_stdlib) and runtime/kernel_abi.h, which kernels are compiled with.
+void set_header_directory(const std::string& directory);
+
 class Library {
  public:
   // Parses and type-checks; throws CompileError. Also refuses what MSL forbids and clang would accept.
