@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "buffers.h"
+#include "stream.h"
 
 namespace sim {
 namespace {

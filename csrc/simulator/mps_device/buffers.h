@@ -1,28 +1,24 @@
-// What the torch side of the simulated `mps` device needs from Metal, without a Metal type in sight.
+// The device and its buffers, for code that speaks no Objective-C.
 //
 // As in PyTorch, the data pointer of an mps storage is the id<MTLBuffer> itself; the bytes are its
-// contents. Every function here may be called from any thread.
+// contents.
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 namespace sim {
 
-// A shared-storage MTLBuffer of exactly `length` bytes, all 0xFF; null when memory has run out.
+// A shared-storage buffer of exactly `length` bytes; null when memory has run out.
 void* new_buffer(size_t length);
-// Drops the allocator's reference. Encoded work that still uses the buffer keeps it alive, as on a Mac.
+// Drops the allocator's reference. Encoded work that still uses the buffer keeps it alive, as on a
+// Mac; the memory is poisoned when the last user lets go.
 void release_buffer(void* buffer);
 void* buffer_contents(const void* buffer);
 size_t buffer_length(const void* buffer);
 
-// Commits and waits for what PyTorch's stream has pending, so that the host may read and write every
-// buffer. Costs a few nanoseconds when nothing is pending. Throws what a kernel did wrong meanwhile.
-void wait_for_device();
-
-void commit_stream();
-void* stream_command_buffer();
-void* stream_dispatch_queue();
-
+std::string device_name();
+unsigned device_core_count();
 size_t recommended_max_memory();
 size_t max_buffer_length();
 

@@ -7,15 +7,14 @@
 #include <cstring>
 
 #include "allocator.h"
-#include "buffers.h"
 
 namespace sim {
 namespace {
 
 // A tensor with the geometry of `like` over another storage.
 at::Tensor tensor_over(c10::Storage storage, const at::Tensor& like, c10::DispatchKey backend) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, std::move(storage), c10::DispatchKeySet(backend), like.dtype());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                         c10::DispatchKeySet(backend), like.dtype());
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.is_conj()) tensor._set_conj(true);
@@ -93,6 +92,9 @@ at::Tensor CpuAliases::to_mps(const at::Tensor& cpu) {
   for (const auto& shared : tensors_) {
     if (shared.cpu.is_same(cpu)) return shared.mps;
   }
+  TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == at::kStrided && !cpu.is_quantized(),
+                              "the simulated mps device has strided tensors only, not ",
+                              cpu.toString());
   TORCH_CHECK_TYPE(cpu.scalar_type() != at::kDouble && cpu.scalar_type() != at::kComplexDouble,
                    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support "
                    "float64. Please use float32 instead.");

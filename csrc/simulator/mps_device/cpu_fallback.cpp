@@ -7,9 +7,9 @@
 #include <array>
 #include <string_view>
 
-#include "buffers.h"
 #include "cpu_alias.h"
 #include "generator.h"
+#include "stream.h"
 
 namespace sim {
 namespace {

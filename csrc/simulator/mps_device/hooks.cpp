@@ -10,7 +10,8 @@
 
 #include "allocator.h"
 #include "buffers.h"
-#include "mps_device.h"
+#include "hooks.h"
+#include "stream.h"
 
 namespace sim {
 namespace {

@@ -7,8 +7,8 @@
 #include <torch/library.h>
 
 #include "allocator.h"
-#include "buffers.h"
 #include "cpu_alias.h"
+#include "stream.h"
 
 namespace sim {
 namespace {
