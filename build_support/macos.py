@@ -8,20 +8,19 @@ selector that those headers lack, and on a symbol that neither torch nor the sys
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 from build_support import native
+from build_support.mac_wheels import WheelUnavailable, unpacked_wheel
 from build_support.macho import undefined_symbols
 from build_support.torch_tree import TorchTree
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "macos"
+WHEELS = ROOT / "build" / "wheels"
 FRAMEWORKS = ROOT / "csrc" / "simulator" / "frameworks"
 COMPILER = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-macos.14.0"]
 STRICT = ["-Werror", "-Werror=objc-method-access", "-Wundeclared-selector"]
@@ -51,34 +50,10 @@ def oldest_version(requirement: str) -> str:
     return match[1] + ".0" * (2 - match[1].count("."))
 
 
-def fetch_wheel(requirement: str) -> Path:
-    """Downloads the macOS wheel of torch that fits best, unless it lies in build/ already."""
-    folder = BUILD / "wheels"
-    folder.mkdir(parents=True, exist_ok=True)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps",
-               "--platform=macosx_14_0_arm64", f"--python-version={python}",
-               "--implementation=cp", "--only-binary=:all:", "-d", str(folder), requirement]
-    # A constraints file of this system speaks of its own torch, not of a Mac's.
-    done = subprocess.run(command, env={**os.environ, "PIP_CONSTRAINT": os.devnull},
-                          capture_output=True, text=True)
-    match = re.search(r"torch-[\w.+]+-cp\d+-cp\d+-macosx\w+\.whl", done.stdout)
-    if done.returncode or not match:
-        raise BuildFailure(f"no macOS wheel for {requirement!r}:\n{done.stdout}{done.stderr}")
-    return folder / match[0]
-
-
-def unpack(wheel: Path) -> TorchTree:
-    """Headers and libraries of the wheel."""
-    root = BUILD / "wheels" / wheel.stem / "torch"
-    complete = root.parent / "complete"
-    if not complete.exists():
-        with zipfile.ZipFile(wheel) as archive:
-            wanted = ("torch/include/", "torch/lib/", "torch/version.py")
-            archive.extractall(root.parent,
-                               [name for name in archive.namelist() if name.startswith(wanted)])
-        complete.touch()
-    return TorchTree(root)
+def fetch_torch(requirement: str) -> TorchTree:
+    """Headers and libraries of the macOS wheel that fits best."""
+    parts = ("torch/include/", "torch/lib/", "torch/version.py")
+    return TorchTree(unpacked_wheel(requirement, WHEELS, parts) / "torch")
 
 
 def build_extension(torch: TorchTree, root: Path = ROOT) -> Path:
@@ -119,13 +94,13 @@ def main() -> None:
     try:
         for one in wanted:
             start = time.monotonic()
-            torch = unpack(fetch_wheel(one))
+            torch = fetch_torch(one)
             print(f"==> {one}: torch {torch.version} for macOS 14, arm64", flush=True)
             extension = build_extension(torch)
             size = extension.stat().st_size / 2**20
             print(f"    {extension.relative_to(ROOT)}: {size:.1f} MiB, every symbol accounted for, "
                   f"{time.monotonic() - start:.0f} s")
-    except BuildFailure as failure:
+    except (BuildFailure, WheelUnavailable) as failure:
         raise SystemExit(f"error: {failure}") from None
 
 

@@ -16,7 +16,7 @@ DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
 @pytest.fixture(scope="module")
 def torch_tree():
     oldest = macos.oldest_version(macos.supported_range())
-    return macos.unpack(macos.fetch_wheel(f"torch=={oldest}"))
+    return macos.fetch_torch(f"torch=={oldest}")
 
 
 @pytest.fixture
