@@ -59,6 +59,16 @@ def _header_directory() -> Path:
     )
 
 
+def _new_untyped_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """`torch.UntypedStorage(...)`, which refuses the device type mps in a torch without MPS."""
+    if device is None or torch.device(device).type != "mps":
+        return super(torch.UntypedStorage, cls).__new__(cls, *args, device=device, **kwargs)
+    content = args[0] if args else 0
+    if isinstance(content, int):
+        return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
+    return torch.tensor(content, dtype=torch.uint8, device=device).untyped_storage()
+
+
 def _complete_torch(module: ModuleType) -> None:
     """What torch's Python side has only in a build with MPS."""
     torch._C._has_mps = True
@@ -67,6 +77,7 @@ def _complete_torch(module: ModuleType) -> None:
     for answer in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer,
                    torch.backends.mps.is_macos13_or_newer):
         answer.cache_clear()
+    torch.UntypedStorage.__new__ = _new_untyped_storage
 
 
 _module = _load()

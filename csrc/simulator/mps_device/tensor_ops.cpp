@@ -6,6 +6,8 @@
 #include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
+#include <limits>
+
 #include "allocator.h"
 #include "cpu_alias.h"
 #include "stream.h"
@@ -191,7 +193,12 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
               "Expected query, key, and value to have the same device type, but got query.device: ",
               query.device(), " key.device: ", key.device(), " and value.device: ", value.device(),
               " instead.");
-  return std::get<0>(attention_math(query, key, value, attn_mask, dropout_p, is_causal, std::nullopt,
+  auto bias = attn_mask;
+  if (bias && bias->scalar_type() == at::kBool) {
+    bias = at::zeros_like(*bias, query.options())
+               .masked_fill_(bias->logical_not(), -std::numeric_limits<double>::infinity());
+  }
+  return std::get<0>(attention_math(query, key, value, bias, dropout_p, is_causal, std::nullopt,
                                     scale, enable_gqa));
 }
 
