@@ -7,6 +7,8 @@
 #include <numeric>
 #include <optional>
 
+#include "buffer_map.h"
+#include "device_shadow.h"
 #include "executor.h"
 
 namespace sim {
@@ -30,6 +32,10 @@ class DispatchRun {
   Launch launch;
   Extent threadgroups_per_grid;
   uint64_t num_threadgroups;
+  const BufferMap buffers;
+  // Given by the pool: threadgroups are numbered through all dispatches, from 1.
+  uint32_t first_number = 1;
+  DeviceShadow* shadow = nullptr;
 
   // The next threadgroup's place in the order of execution, or nothing when the dispatch is over.
   std::optional<uint64_t> take_position();
@@ -37,6 +43,16 @@ class DispatchRun {
   uint64_t threadgroup_at(uint64_t position) const {
     return (position * stride_ + first_) % num_threadgroups;
   }
+
+  // Fills in what all threads of the threadgroup with this linear index have in common.
+  void place_threadgroup(Thread& thread, uint64_t threadgroup) const;
+  // Fills in the rest for the thread with this index in its threadgroup.
+  static void place_thread(Thread& thread, uint32_t index);
+  // The thread, or group of threads, of a stamp made in the threadgroup with this linear index.
+  std::string describe_who(const Thread& thread, Stamp stamp, uint64_t threadgroup) const;
+
+  // Constant tables of the kernel's own binary.
+  bool is_in_kernel_image(uintptr_t address);
 
   // Threadgroups start in order, so those before a faulty one are already running: they go on, and the
   // first fault in execution order is the one that is kept.
@@ -48,6 +64,8 @@ class DispatchRun {
 
  private:
   uint64_t first_ = 0, stride_ = 1;
+  std::once_flag image_once_;
+  uintptr_t image_begin_ = 0, image_end_ = 0;
   std::atomic<uint64_t> next_position_{0};
   std::atomic<uint64_t> fault_position_{UINT64_MAX};
   std::mutex fault_mutex_;

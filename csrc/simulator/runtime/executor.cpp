@@ -6,6 +6,7 @@
 #include <semaphore>
 #include <thread>
 
+#include "crash_guard.h"
 #include "dispatch_run.h"
 #include "threadgroup.h"
 
@@ -13,6 +14,7 @@ namespace sim {
 namespace {
 
 void work(Threadgroup& threadgroup, DispatchRun& run) {
+  const CrashGuard guard(threadgroup);
   threadgroup.begin(run);
   while (const auto position = run.take_position()) threadgroup.execute(*position);
 }
@@ -75,15 +77,23 @@ class Pool {
 
   void run(DispatchRun& run, uint32_t num_workers, Outcome& outcome) {
     const std::lock_guard lock(mutex_);
+    number_threadgroups(run);
+    shadow_.begin_dispatch(run.buffers.num_cells(), run.first_number);
+    run.shadow = &shadow_;
     const uint64_t wanted = std::min<uint64_t>(num_workers, run.num_threadgroups);
     while (workers_.size() + 1 < wanted) workers_.push_back(std::make_unique<Worker>());
     for (uint64_t i = 0; i + 1 < wanted; ++i) workers_[i]->start(run);
     work(own_, run);
-    add(outcome.counters, own_.counters());
-    for (uint64_t i = 0; i + 1 < wanted; ++i) {
-      workers_[i]->wait();
-      add(outcome.counters, workers_[i]->threadgroup().counters());
+    for (uint64_t i = 0; i + 1 < wanted; ++i) workers_[i]->wait();
+
+    std::vector<const Traffic*> traffic;
+    for (uint64_t i = 0; i < wanted; ++i) {
+      const Threadgroup& threadgroup = i == 0 ? own_ : workers_[i - 1]->threadgroup();
+      add(outcome.counters, threadgroup.counters());
+      add(outcome.counters, threadgroup.checker().counters());
+      traffic.push_back(&threadgroup.checker().traffic());
     }
+    Traffic::collect(traffic, run.buffers, outcome.footprint);
   }
 
  private:
@@ -92,7 +102,15 @@ class Pool {
     return pool;
   }
 
+  void number_threadgroups(DispatchRun& run) {
+    if (run.num_threadgroups > UINT32_MAX - next_number_) next_number_ = 1;
+    run.first_number = next_number_;
+    next_number_ += uint32_t(run.num_threadgroups);
+  }
+
   std::mutex mutex_;
+  uint32_t next_number_ = 1;
+  DeviceShadow shadow_;
   Threadgroup own_;
   std::vector<std::unique_ptr<Worker>> workers_;
 };

@@ -3,8 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <new>
-
 namespace sim {
 namespace {
 
@@ -12,15 +10,12 @@ constexpr uintptr_t kRegionBytes = (kMaxThreadsPerThreadgroup + 1) * kStackBytes
 
 }  // namespace
 
-FibreStacks::FibreStacks() : page_bytes_(sysconf(_SC_PAGESIZE)) {
-  mapping_ = mmap(nullptr, kRegionBytes, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping_ == MAP_FAILED) throw std::bad_alloc();
-  begin_ = (reinterpret_cast<uintptr_t>(mapping_) + kStackBytes - 1) & ~(kStackBytes - 1);
+FibreStacks::FibreStacks()
+    : pages_(kRegionBytes),
+      begin_((reinterpret_cast<uintptr_t>(pages_.data()) + kStackBytes - 1) & ~(kStackBytes - 1)),
+      page_bytes_(sysconf(_SC_PAGESIZE)) {
   free_.reserve(kMaxThreadsPerThreadgroup);
 }
-
-FibreStacks::~FibreStacks() { munmap(mapping_, kRegionBytes); }
 
 Thread* FibreStacks::take() {
   if (!free_.empty()) {

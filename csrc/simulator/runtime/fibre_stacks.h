@@ -4,15 +4,13 @@
 #include <vector>
 
 #include "kernel_abi.h"
+#include "zero_pages.h"
 
 namespace sim {
 
 class FibreStacks {
  public:
   FibreStacks();
-  ~FibreStacks();
-  FibreStacks(const FibreStacks&) = delete;
-  FibreStacks& operator=(const FibreStacks&) = delete;
 
   // The record at the bottom of a stack that no fibre runs on.
   Thread* take();
@@ -31,9 +29,9 @@ class FibreStacks {
     return reinterpret_cast<Thread*>(begin_ + index * kStackBytes);
   }
 
-  void* mapping_;
-  uintptr_t begin_;
-  uintptr_t page_bytes_;
+  const ZeroPages pages_;
+  const uintptr_t begin_;
+  const uintptr_t page_bytes_;
   uint32_t num_made_ = 0;
   std::vector<Thread*> free_;      // the last one given back is the warmest
 };

@@ -1,10 +1,7 @@
 #include "threadgroup.h"
 
-#include <sys/mman.h>
-
 #include <bit>
 #include <cstring>
-#include <new>
 
 #include "fault_text.h"
 #include "matrix_log.h"
@@ -26,7 +23,7 @@ uint32_t first_bit(uint32_t mask) { return std::countr_zero(mask); }
 uint32_t mask_of(uint32_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
 
 // Every context is a suspended jump. Whoever is jumped to stores where the other one can be resumed.
-void jump(fcontext_t& from, fcontext_t to) {
+inline __attribute__((always_inline)) void jump(fcontext_t& from, fcontext_t to) {
   const transfer_t back = jump_fcontext(to, &from);
   *static_cast<fcontext_t*>(back.data) = back.fctx;
 }
@@ -56,28 +53,22 @@ const Services Threadgroup::kServices = {
     .fault = fault,
 };
 
-Threadgroup::Threadgroup() {
-  void* mapping = mmap(nullptr, kMaxSimdgroups * sizeof(SimdgroupState), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) throw std::bad_alloc();
-  simdgroups_ = static_cast<SimdgroupState*>(mapping);
-}
-
-Threadgroup::~Threadgroup() { munmap(simdgroups_, kMaxSimdgroups * sizeof(SimdgroupState)); }
+Threadgroup::Threadgroup()
+    : simdgroup_pages_(kMaxSimdgroups * sizeof(SimdgroupState)),
+      simdgroups_(static_cast<SimdgroupState*>(simdgroup_pages_.data())) {}
 
 void Threadgroup::begin(DispatchRun& run) {
   run_ = &run;
   counters_ = {};
-  uint32_t reserved = 0;
-  for (uint32_t bytes : run.dispatch.threadgroup_bytes) reserved += bytes;
-  memory_.begin_dispatch(run.info, reserved);
+  checker_.begin_dispatch(run);
 }
 
 void Threadgroup::execute(uint64_t position) {
   position_ = position;
-  place(run_->threadgroup_at(position));
+  const uint64_t threadgroup = run_->threadgroup_at(position);
+  place(threadgroup);
   make_simdgroups();
-  memory_.begin_threadgroup();
+  checker_.begin_threadgroup(threadgroup);
 
   is_running_ = true;
   const uint32_t first = simdgroup_ring_.first;
@@ -86,42 +77,22 @@ void Threadgroup::execute(uint64_t position) {
 
   ++counters_.threadgroups;
   if (crash_.signal) {
-    run_->report(position_, "a crash");
+    run_->report(position_, describe_crash());
     crash_ = {};
   }
   if (returned_simdgroups_ != all_simdgroups_) stacks_.reclaim();
 }
 
-void Threadgroup::place(uint64_t index) {
-  const Extent& grid = run_->dispatch.threads_per_grid;
-  const Extent& size = run_->dispatch.threads_per_threadgroup;
-  const Extent& groups = run_->threadgroups_per_grid;
-  const uint32_t where[3] = {uint32_t(index % groups.x), uint32_t(index / groups.x % groups.y),
-                             uint32_t(index / groups.x / groups.y)};
-  const uint32_t threads_in_grid[3] = {grid.x, grid.y, grid.z};
-  const uint32_t full_size[3] = {size.x, size.y, size.z};
-  const uint32_t num_groups[3] = {groups.x, groups.y, groups.z};
-
-  Thread& t = prototype_;
-  t.services = &kServices;
-  t.threadgroup = this;
-  t.stacks_begin = stacks_.begin();
-  t.stacks_end = stacks_.end();
-  num_threads_ = 1;
-  for (int axis = 0; axis < 3; ++axis) {
-    const uint32_t first = where[axis] * full_size[axis];
-    t.threadgroup_position_in_grid[axis] = where[axis];
-    t.threads_per_threadgroup[axis] = std::min(full_size[axis], threads_in_grid[axis] - first);
-    t.dispatch_threads_per_threadgroup[axis] = full_size[axis];
-    t.threads_per_grid[axis] = threads_in_grid[axis];
-    t.threadgroups_per_grid[axis] = num_groups[axis];
-    t.grid_size[axis] = threads_in_grid[axis];
-    num_threads_ *= t.threads_per_threadgroup[axis];
-  }
-  num_simdgroups_ = (num_threads_ + kSimdWidth - 1) / kSimdWidth;
-  t.simdgroups_per_threadgroup = num_simdgroups_;
-  t.threads_per_simdgroup = kSimdWidth;
-  if (run_->shuffle_seed) random_ = *run_->shuffle_seed + index * 0xD1342543DE82EF95u;
+void Threadgroup::place(uint64_t threadgroup) {
+  prototype_.services = &kServices;
+  prototype_.threadgroup = this;
+  prototype_.stacks_begin = stacks_.begin();
+  prototype_.stacks_end = stacks_.end();
+  run_->place_threadgroup(prototype_, threadgroup);
+  const uint32_t(&size)[3] = prototype_.threads_per_threadgroup;
+  num_threads_ = size[0] * size[1] * size[2];
+  num_simdgroups_ = prototype_.simdgroups_per_threadgroup;
+  if (run_->shuffle_seed) random_ = *run_->shuffle_seed + threadgroup * 0xD1342543DE82EF95u;
 }
 
 void Threadgroup::make_rings() {
@@ -138,6 +109,7 @@ void Threadgroup::make_rings() {
 void Threadgroup::make_simdgroups() {
   make_rings();
   waiting_simdgroups_ = returned_simdgroups_ = 0;
+  barrier_flags_ = ~0u;
   all_simdgroups_ = mask_of(num_simdgroups_);
   for (uint32_t i = 0; i < num_simdgroups_; ++i) {
     SimdgroupState& s = simdgroups_[i];
@@ -162,19 +134,7 @@ void Threadgroup::make_simdgroups() {
 void Threadgroup::make_thread(Thread& thread, uint32_t simdgroup, uint32_t lane) const {
   thread = prototype_;
   thread.simdgroup = &simdgroups_[simdgroup].shared;
-  thread.lane = lane;
-  thread.thread_index_in_threadgroup = simdgroup * kSimdWidth + lane;
-  thread.thread_index_in_simdgroup = lane;
-  thread.simdgroup_index_in_threadgroup = simdgroup;
-  uint32_t rest = thread.thread_index_in_threadgroup;
-  for (int axis = 0; axis < 3; ++axis) {
-    const uint32_t size = thread.threads_per_threadgroup[axis];
-    thread.thread_position_in_threadgroup[axis] = rest % size;
-    rest /= size;
-    thread.thread_position_in_grid[axis] =
-        thread.threadgroup_position_in_grid[axis] * thread.dispatch_threads_per_threadgroup[axis] +
-        thread.thread_position_in_threadgroup[axis];
-  }
+  DispatchRun::place_thread(thread, simdgroup * kSimdWidth + lane);
 }
 
 void Threadgroup::fibre_main(transfer_t from) {
@@ -188,20 +148,24 @@ void Threadgroup::fibre_main(transfer_t from) {
   self.leave();
 }
 
-void Threadgroup::resume(fcontext_t& from, uint32_t simdgroup, uint32_t lane) {
-  SimdgroupState& s = simdgroups_[simdgroup];
-  fcontext_t to = s.contexts[lane];
-  if (!to) {
-    Thread* thread = stacks_.take();
-    make_thread(*thread, simdgroup, lane);
-    s.threads[lane] = thread;
-    to = make_fcontext(stacks_.top(thread), kStackBytes / 2, fibre_main);
-  }
+fcontext_t Threadgroup::start(uint32_t simdgroup, uint32_t lane) {
+  Thread* thread = stacks_.take();
+  make_thread(*thread, simdgroup, lane);
+  simdgroups_[simdgroup].threads[lane] = thread;
+  return make_fcontext(stacks_.top(thread), kStackBytes / 2, fibre_main);
+}
+
+// This and arrive() are part of each service rather than called: after a switch the processor
+// mispredicts every return, so there should be one only.
+inline __attribute__((always_inline)) void Threadgroup::resume(fcontext_t& from,
+                                                               uint32_t simdgroup, uint32_t lane) {
+  fcontext_t to = simdgroups_[simdgroup].contexts[lane];
+  if (!to) to = start(simdgroup, lane);
   jump(from, to);
 }
 
 // Waits until all lanes of the simdgroup are here. True for the lane that came last, which runs on.
-bool Threadgroup::arrive(Thread* thread, Wait wait, uint32_t memory_flags) {
+inline __attribute__((always_inline)) bool Threadgroup::arrive(Thread* thread, Wait wait, uint32_t memory_flags) {
   SimdgroupState& s = state(thread);
   if (s.waits_at != wait) {
     if (s.waiting) fail_divergent(first_lane(s, s.waiting), s.waits_at, lane_of(thread), wait);
@@ -234,6 +198,7 @@ void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags) {
   SimdgroupState& s = self.state(thread);
   const uint32_t index = s.shared.index;
   self.waiting_simdgroups_ |= 1u << index;
+  self.barrier_flags_ &= s.memory_flags;
   if (self.waiting_simdgroups_ != self.all_simdgroups_) {
     if (const uint32_t returned = self.returned_simdgroups_) {
       self.fail_divergent(lane_of(thread), Wait::ThreadgroupBarrier, {first_bit(returned), 0},
@@ -245,6 +210,8 @@ void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags) {
     return;
   }
   self.waiting_simdgroups_ = 0;
+  self.checker_.threadgroup_barrier(self.barrier_flags_);
+  self.barrier_flags_ = ~0u;
   ++self.counters_.threadgroup_barriers;
   for (uint32_t i = 0; i < self.num_simdgroups_; ++i) self.complete(self.simdgroups_[i]);
   if (self.run_->shuffle_seed) {
@@ -255,8 +222,10 @@ void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags) {
 void Threadgroup::simdgroup_barrier(Thread* thread, uint32_t memory_flags) {
   Threadgroup& self = of(thread);
   if (!self.arrive(thread, Wait::SimdgroupBarrier, memory_flags)) return;
+  SimdgroupState& s = self.state(thread);
+  self.checker_.simdgroup_barrier(s.shared.index, s.memory_flags);
   ++self.counters_.simdgroup_barriers;
-  self.complete(self.state(thread));
+  self.complete(s);
 }
 
 const LaneValue* Threadgroup::exchange(Thread* thread, const LaneValue* mine) {
@@ -333,15 +302,27 @@ bool Threadgroup::finish(Thread* thread) {
 void* Threadgroup::threadgroup_memory(Thread* thread, uint32_t id, uint32_t bytes,
                                       uint32_t alignment, const char* name) {
   Threadgroup& self = of(thread);
-  if (void* array = self.memory_.place(id, bytes, alignment, name)) return array;
-  self.fail(self.subject(thread) + " needs " + std::to_string(self.memory_.bytes_used()) +
+  if (void* array = self.checker_.memory().place(id, bytes, alignment, name)) return array;
+  self.fail(self.subject(thread) + " needs " + std::to_string(self.checker_.memory().bytes_used()) +
             " bytes of threadgroup memory with array '" + name + "'; a threadgroup has " +
             std::to_string(kMaxThreadgroupBytes));
 }
 
-void Threadgroup::access(Thread*, const void*, uint32_t, bool) {}
+void Threadgroup::access(Thread* thread, const void* address, uint32_t bytes, bool is_write) {
+  of(thread).check(*thread, address, bytes, is_write ? AccessKind::Write : AccessKind::Read);
+}
 
-void Threadgroup::atomic_access(Thread*, const void*, uint32_t) {}
+void Threadgroup::atomic_access(Thread* thread, const void* address, uint32_t bytes) {
+  of(thread).check(*thread, address, bytes, AccessKind::Atomic);
+}
+
+inline void Threadgroup::check(const Thread& thread, const void* pointer, uint32_t bytes,
+                               AccessKind kind) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  if (!checker_.access(thread, address, bytes, kind)) [[unlikely]] {
+    fail(subject(&thread) + " " + checker_.describe(thread, address, bytes, kind));
+  }
+}
 
 void Threadgroup::fault(Thread* thread, const char* message) {
   Threadgroup& self = of(thread);

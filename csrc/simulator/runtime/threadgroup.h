@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "access_checker.h"
 #include "dispatch_run.h"
 #include "fibre_stacks.h"
-#include "threadgroup_memory.h"
 
 namespace sim {
 
@@ -32,10 +32,17 @@ struct SimdgroupState {
   uint32_t next_lane;              // takes over when the simdgroup gets its turn
 };
 
+// What the handler of a signal knows.
+struct Crash {
+  int signal = 0;
+  uintptr_t address = 0, stack_pointer = 0;
+  bool has_address = true;         // false where the processor does not tell
+  std::optional<bool> is_write;    // likewise
+};
+
 class Threadgroup {
  public:
   Threadgroup();
-  ~Threadgroup();
   Threadgroup(const Threadgroup&) = delete;
   Threadgroup& operator=(const Threadgroup&) = delete;
 
@@ -43,16 +50,12 @@ class Threadgroup {
   // Runs the threadgroup at this place of the execution order; reports a fault to the dispatch.
   void execute(uint64_t position);
   // Called by the handler of SIGSEGV and the like on the thread that runs a fibre: does not return.
-  [[noreturn]] void crash(int signal, uintptr_t address, std::optional<bool> is_write);
+  [[noreturn]] void crash(const Crash& crash);
   bool is_running() const { return is_running_; }
   const Counters& counters() const { return counters_; }
+  const AccessChecker& checker() const { return checker_; }
 
  private:
-  struct Crash {
-    int signal = 0;
-    uintptr_t address = 0;
-    std::optional<bool> is_write;
-  };
   struct Lane {
     uint32_t simdgroup, index;
   };
@@ -68,20 +71,24 @@ class Threadgroup {
   static void atomic_access(Thread* thread, const void* address, uint32_t bytes);
   static void fault(Thread* thread, const char* message);
 
-  void place(uint64_t index);
+  void place(uint64_t threadgroup);
   void make_simdgroups();
   void make_rings();
   void make_thread(Thread& thread, uint32_t simdgroup, uint32_t lane) const;
 
   bool arrive(Thread* thread, Wait wait, uint32_t memory_flags);
   void complete(SimdgroupState& simdgroup);
+  boost::context::detail::fcontext_t start(uint32_t simdgroup, uint32_t lane);
   void resume(boost::context::detail::fcontext_t& from, uint32_t simdgroup, uint32_t lane);
   // After a thread has returned: true when its fibre goes on as another thread.
   bool finish(Thread* thread);
 
+  void check(const Thread& thread, const void* pointer, uint32_t bytes, AccessKind kind);
+
   [[noreturn]] void fail(std::string message);
   [[noreturn]] void fail_divergent(Lane waiting, Wait wait, Lane missing, Wait missing_at);
   [[noreturn]] void leave();
+  std::string describe_crash() const;
   std::string subject(const Thread* thread) const;
   std::string describe(Lane lane) const;
 
@@ -98,15 +105,17 @@ class Threadgroup {
 
   DispatchRun* run_ = nullptr;
   FibreStacks stacks_;
-  SimdgroupState* simdgroups_;
-  ThreadgroupMemory memory_;
-  Counters counters_;
+  ZeroPages simdgroup_pages_;
+  SimdgroupState* const simdgroups_;
+  AccessChecker checker_;
+  Counters counters_;              // all but the bytes
 
   uint64_t position_ = 0;
   Thread prototype_{};             // what all threads of this threadgroup have in common
   uint32_t num_threads_ = 0, num_simdgroups_ = 0;
   uint32_t waiting_simdgroups_ = 0, returned_simdgroups_ = 0;   // one bit per simdgroup
   uint32_t all_simdgroups_ = 0;
+  uint32_t barrier_flags_ = 0;     // that every simdgroup at the barrier has named
   uint64_t random_ = 0;
   std::vector<Ring> rings_, last_rings_;   // of full simdgroups, and of a last partial one
   Ring simdgroup_ring_{};

@@ -39,9 +39,29 @@ void Threadgroup::fail_divergent(Lane waiting, Wait wait, Lane missing, Wait mis
        "; every thread of the " + (is_for_all ? "threadgroup" : "simdgroup") + " must reach it");
 }
 
-void Threadgroup::crash(int signal, uintptr_t address, std::optional<bool> is_write) {
-  crash_ = {signal, address, is_write};
+void Threadgroup::crash(const Crash& crash) {
+  crash_ = crash;
   leave();
+}
+
+std::string Threadgroup::describe_crash() const {
+  std::string text = "kernel '" + run_->info.name + "': ";
+  const uintptr_t base = crash_.stack_pointer & ~(kStackBytes - 1);
+  const bool is_known = base >= stacks_.begin() && base < stacks_.end();
+  text += is_known ? describe_thread(*reinterpret_cast<const Thread*>(base)) : "a thread";
+  if (crash_.signal == SIGFPE) return text + " divides an integer by zero";
+  if (crash_.signal == SIGILL) return text + " runs into code that nothing can reach";
+  if (stacks_.is_guard(crash_.address)) {
+    return text + " needs more than its " + std::to_string(kStackBytes / 1024) +
+           " KB of stack for local variables";
+  }
+  if (!crash_.has_address) return text + " uses a pointer that is no address";
+  text += !crash_.is_write ? " accesses " : *crash_.is_write ? " writes " : " reads ";
+  const std::string unbound = run_->buffers.describe_unbound(crash_.address);
+  if (!unbound.empty()) {
+    return text + "null + " + std::to_string(intptr_t(crash_.address)) + ": " + unbound;
+  }
+  return text + run_->buffers.describe(crash_.address) + ", outside every bound buffer";
 }
 
 }  // namespace sim

@@ -1,28 +1,19 @@
 #include "threadgroup_memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 namespace sim {
 namespace {
 
 // Arrays lie apart, so that running off the end of one does not land in the next.
 constexpr uint32_t kGapBytes = 256;
-constexpr uint32_t kArenaBytes = 4 * kMaxThreadgroupBytes;
 
 }  // namespace
 
-ThreadgroupMemory::ThreadgroupMemory() {
-  void* mapping = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) throw std::bad_alloc();
-  arena_ = static_cast<char*>(mapping);
-}
-
-ThreadgroupMemory::~ThreadgroupMemory() { munmap(arena_, kArenaBytes); }
+ThreadgroupMemory::ThreadgroupMemory()
+    : arena_(kArenaBytes), shadow_(2 * kArenaBytes * sizeof(Stamp)),
+      writes_(static_cast<Stamp*>(shadow_.data())), reads_(writes_ + kArenaBytes) {}
 
 void ThreadgroupMemory::begin_dispatch(const KernelInfo& info, uint32_t reserved) {
   info_ = &info;
@@ -31,10 +22,21 @@ void ThreadgroupMemory::begin_dispatch(const KernelInfo& info, uint32_t reserved
   bytes_used_ = reserved;
 }
 
+void ThreadgroupMemory::begin_threadgroup() {
+  ++threadgroup_;
+  array_begin_ = array_end_ = 0;
+  // The stamps of earlier threadgroups are older than this one's first: no need to clear them.
+  if (order_.begin_threadgroup()) {
+    shadow_ = ZeroPages(shadow_.bytes());
+    writes_ = static_cast<Stamp*>(shadow_.data());
+    reads_ = writes_ + kArenaBytes;
+  }
+}
+
 void* ThreadgroupMemory::place(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name) {
   if (id >= arrays_.size()) arrays_.resize(id + 1);
   ThreadgroupArray& array = arrays_[id];
-  if (array.threadgroup == threadgroup_) return arena_ + array.begin;
+  if (array.bytes && array.threadgroup == threadgroup_) return at(array.begin);
   if (array.bytes == 0) {
     const auto& arguments = info_->buffers;
     const bool is_slot = std::any_of(arguments.begin(), arguments.end(), [&](const auto& argument) {
@@ -49,8 +51,106 @@ void* ThreadgroupMemory::place(uint32_t id, uint32_t bytes, uint32_t alignment, 
     arena_used_ = begin + bytes + kGapBytes;
   }
   array.threadgroup = threadgroup_;
-  std::memset(arena_ + array.begin, 0xFF, array.bytes);   // what a kernel must not rely on
-  return arena_ + array.begin;
+  std::memset(at(array.begin), 0xFF, array.bytes);   // what a kernel must not rely on
+  return at(array.begin);
+}
+
+bool ThreadgroupMemory::find_array(uint32_t offset, uint32_t bytes) {
+  for (const ThreadgroupArray& array : arrays_) {
+    if (offset >= array.begin && offset + bytes <= array.begin + array.bytes) {
+      array_begin_ = array.begin;
+      array_end_ = array.begin + array.bytes;
+      return true;
+    }
+  }
+  return false;
+}
+
+inline ThreadgroupMemory::Finding ThreadgroupMemory::access_cell(Stamp& write, Stamp& read,
+                                                                 AccessKind kind,
+                                                                 uint32_t thread) {
+  if (kind == AccessKind::Read && !order_.is_of_this_threadgroup(write)) {
+    return Finding::NeverWritten;
+  }
+  const bool are_atomics = kind == AccessKind::Atomic && who(write) == kAtomics;
+  if (!are_atomics && !order_.is_before(write, thread)) {
+    detail_.other = write;
+    return Finding::RaceWithWrite;
+  }
+  if (kind == AccessKind::Read) {
+    read = order_.merge_read(read, thread);
+    return Finding::Clean;
+  }
+  if (!order_.is_before(read, thread)) {
+    detail_.other = read;
+    return Finding::RaceWithRead;
+  }
+  write = kind == AccessKind::Write ? order_.stamp(thread) : order_.atomic_stamp(thread);
+  return Finding::Clean;
+}
+
+// Neighbouring bytes mostly share their past: then one verdict holds for all of them.
+template <uint32_t kBytes>
+inline ThreadgroupMemory::Finding ThreadgroupMemory::access_cells(uint32_t offset,
+                                                                  AccessKind kind,
+                                                                  uint32_t thread) {
+  Stamp* const write = writes_ + offset;
+  Stamp* const read = reads_ + offset;
+  bool is_uniform = true;
+  for (uint32_t i = 1; i < kBytes; ++i) {
+    is_uniform &= write[i] == write[0] && read[i] == read[0];
+  }
+  const uint32_t num_verdicts = is_uniform ? 1 : kBytes;
+  for (uint32_t i = 0; i < num_verdicts; ++i) {
+    const Finding finding = access_cell(write[i], read[i], kind, thread);
+    if (finding != Finding::Clean) [[unlikely]] {
+      detail_.offset = offset + i;
+      return finding;
+    }
+  }
+  for (uint32_t i = num_verdicts; i < kBytes; ++i) {
+    write[i] = write[0];
+    read[i] = read[0];
+  }
+  return Finding::Clean;
+}
+
+ThreadgroupMemory::Finding ThreadgroupMemory::access(uintptr_t address, uint32_t bytes,
+                                                     AccessKind kind, uint32_t thread) {
+  uint32_t offset = address - arena();
+  if ((offset < array_begin_ || offset + bytes > array_end_) && !find_array(offset, bytes)) {
+    detail_.offset = offset;
+    return Finding::OutsideArray;
+  }
+  while (bytes) {
+    uint32_t step = 1;
+    Finding finding;
+    if (bytes >= 4 && offset % 4 == 0) {
+      step = 4;
+      finding = access_cells<4>(offset, kind, thread);
+    } else if (bytes >= 2 && offset % 2 == 0) {
+      step = 2;
+      finding = access_cells<2>(offset, kind, thread);
+    } else {
+      finding = access_cells<1>(offset, kind, thread);
+    }
+    if (finding != Finding::Clean) [[unlikely]] return finding;
+    offset += step;
+    bytes -= step;
+  }
+  return Finding::Clean;
+}
+
+std::string ThreadgroupMemory::describe(uint32_t offset) const {
+  const ThreadgroupArray* nearest = nullptr;
+  for (const ThreadgroupArray& array : arrays_) {
+    const bool is_near = array.bytes && offset + kGapBytes / 2 >= array.begin;
+    if (is_near && (!nearest || array.begin > nearest->begin)) nearest = &array;
+  }
+  if (!nearest) return "threadgroup memory in no array";
+  return "byte offset " + std::to_string(int32_t(offset - nearest->begin)) +
+         " of threadgroup array '" + nearest->name + "' (" + std::to_string(nearest->bytes) +
+         " bytes)";
 }
 
 }  // namespace sim
