@@ -52,7 +52,8 @@ def simulator_module(torch: TorchTree, output: Path, op: Path, clang: list[str])
     """`_simulator`: the same device layer on a stand-in for Apple's API."""
     includes = ["-Icsrc", f"-I{SIMULATOR}", f"-I{SIMULATOR / 'frameworks'}"]
     return native.Module(
-        output, clang, [*DEVICE_SOURCES, *SIMULATOR_SOURCES],
+        # In link order, for so are Objective-C's classes registered: Metal's before their user.
+        output, clang, [*SIMULATOR_SOURCES, *DEVICE_SOURCES],
         [*native.COMMON_FLAGS, *simulator.OBJC_FLAGS, *includes, *native.torch_flags(torch)],
         ["-shared", "-pthread", "-ldl", "-Wl,-rpath,$ORIGIN", *simulator.LIBRARIES,
          *native.torch_link_flags(torch)], links_with=[op],
