@@ -35,7 +35,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     device float* lse [[buffer(kLseBuffer), function_constant(has_lse)]],
     const device uchar* mask [[buffer(kMaskBuffer), function_constant(has_mask)]],
     uint3 block [[threadgroup_position_in_grid]],
-    uint3 num_blocks [[threadgroups_per_grid]],
     uint thread_idx [[thread_index_in_threadgroup]],
     uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -188,7 +187,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
         lane);
   }
   if (has_lse && at.column == 0 && at.row < rows) {
-    const int64_t head = int64_t(batch_idx) * num_blocks.y + head_idx;
+    const int64_t head = int64_t(batch_idx) * params.num_heads_q + head_idx;
     lse[head * params.seqlen_q + q_idx] = softmax_lse(state);
   }
 }
