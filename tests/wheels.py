@@ -15,3 +15,9 @@ def wheel_folder(package: str) -> Path:
     Raises WheelUnavailable.
     """
     return unpacked_wheel(package, FOLDER)
+
+
+def package_version(package: str) -> str:
+    """The version of the wheel in `wheel_folder(package)`."""
+    (info,) = wheel_folder(package).glob("*.dist-info")
+    return info.name.removesuffix(".dist-info").rpartition("-")[2]

@@ -25,7 +25,8 @@ import torch
 
 from torch_flash_mps import _extension
 
-__all__ = ["checks", "counters", "reset_counters", "shuffle", "stats"]
+__all__ = ["Library", "checks", "checks_enabled", "counters", "reset_counters", "set_gpu_family",
+           "shuffle", "stats"]
 
 SYSTEM_PACKAGES = "clang-19 lld-19 libobjc-12-dev libblocksruntime-dev libboost-context-dev"
 
@@ -84,6 +85,10 @@ _module = _load()
 _module.set_header_directory(str(_header_directory()))
 _complete_torch(_module)
 
+#: ``Library(msl_source).kernel(name, constants)(*arguments, grid=…, threadgroup=…)`` runs any Metal
+#: source on host memory, without torch.
+Library = _module.Library
+
 
 def counters() -> list[dict[str, Any]]:
     """Work of each dispatch since the last reset, in the order in which they ran.
@@ -128,6 +133,17 @@ def shuffle(seed: int | None) -> None:
     """Runs threads and threadgroups in an order that depends on ``seed``; None: ascending."""
     torch.mps.synchronize()
     _module.set_shuffle_seed(seed)
+
+
+def checks_enabled() -> bool:
+    """Whether kernels that are built now are built with checks."""
+    return _module.checks_enabled()
+
+
+def set_gpu_family(name: str) -> None:
+    """What the device says it is, ``"apple7"`` to ``"apple10"``: kernels are tuned by family."""
+    torch.mps.synchronize()
+    _module.set_gpu_family(name)
 
 
 def stats() -> dict[str, int]:

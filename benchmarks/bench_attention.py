@@ -1,0 +1,170 @@
+"""Times our attention, PyTorch's own and the naive one on the device at hand.
+
+Nothing is timed whose result is wrong. On the simulated device the times say how long a CPU took
+to simulate, nothing about an Apple GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import torch  # noqa: E402
+from cases import GQA, LAYOUT, MASKED, MODELS, SMOKE, Case, Inputs, flops, make_inputs  # noqa: E402
+from checks import attention_lowp, check  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from benchmarks import timing  # noqa: E402
+from torch_flash_mps.reference import attention_ref  # noqa: E402
+
+CASES = MODELS | {case.id: case for case in (*SMOKE, *GQA, *MASKED, *LAYOUT)}
+OVERHEAD_BAR = 25e-6          # seconds from Python to encoded
+SPEED_BAR = 0.5               # GFLOP a CPU second, fast mode
+CHECKED_BAR = 15              # times slower than fast mode
+SPEED_CASE = Case(seqlen_q=512, seqlen_k=512, head_dim=64)
+
+Calls = dict[str, Callable[[], Tensor]]
+
+
+def main() -> int:
+    options = parse()
+    if is_simulated := options.device == "mps" and sys.platform != "darwin":
+        import torch_flash_mps.simulator  # noqa: F401
+    else:
+        import torch_flash_mps  # noqa: F401
+    print(f"torch {torch.__version__}, {describe(options.device, is_simulated)}")
+    with torch.inference_mode():
+        if options.overhead:
+            return print_overhead(options.device, options.repeats)
+        if options.simulator:
+            return print_simulator_speed(options.repeats)
+        for name in options.case or MODELS:
+            print_case(name, CASES[name], options)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--op", choices=["fwd"], default="fwd")
+    parser.add_argument("--device", default="mps", choices=["mps", "cpu"])
+    parser.add_argument("--case", action="append", choices=CASES, metavar="NAME",
+                        help=f"may be repeated; without any, {', '.join(MODELS)}. "
+                        "Others are the ids of tests/cases.py, such as " + SMOKE[0].id)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True,
+                        help="compare with float64 first (the default)")
+    parser.add_argument("--overhead", action="store_true",
+                        help="time a call until it returns, its kernel encoded and not yet run")
+    parser.add_argument("--simulator", action="store_true",
+                        help="speed of the simulated device per core, and the price of its checks")
+    return parser.parse_args()
+
+
+def describe(device: str, is_simulated: bool) -> str:
+    if is_simulated:
+        return "simulated mps device: times of a CPU simulating, not of an Apple GPU"
+    return "Apple GPU" if device == "mps" else f"CPU, {torch.get_num_threads()} threads"
+
+
+def print_case(name: str, case: Case, options: argparse.Namespace) -> None:
+    inputs = make_inputs(case)
+    calls = attention_calls(contiguous(inputs, options.device))
+    if options.check:
+        ref, _ = attention_ref(*inputs.operands, **inputs.options)
+        lowp = attention_lowp(*inputs.operands, **inputs.options)
+        for who, call in calls.items():
+            check(call(), ref, lowp, case_id=f"{name} {who}")
+    timings = timing.interleaved(calls, lambda: synchronize(options.device), options.repeats)
+    print(f"{name} ({case.id})")
+    for who, spent in timings.items():
+        print(f"  {who:34} {spent}   {flops(case) / spent.median / 1e9:.3g} GFLOP/s")
+
+
+def contiguous(inputs: Inputs, device: str) -> Inputs:
+    def place(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.contiguous().to(device)
+
+    return Inputs(*map(place, inputs.operands), place(inputs.attn_mask), inputs.is_causal,
+                  inputs.scale)
+
+
+def attention_calls(inputs: Inputs) -> Calls:
+    """Ours, PyTorch's and the naive one, on the same tensors."""
+    q, k, v = inputs.operands
+    grouped = q.shape[1] != k.shape[1]
+    return {
+        "flash_mps::attention": lambda: torch.ops.flash_mps.attention(
+            q, k, v, enable_gqa=grouped, **inputs.options),
+        "F.scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(
+            q, k, v, enable_gqa=grouped, **inputs.options),
+        "matmul, softmax, matmul": lambda: naive(inputs),
+    }
+
+
+def naive(inputs: Inputs) -> Tensor:
+    """What a model writes without a fused kernel: the whole score matrix in memory."""
+    q, k, v = inputs.operands
+    group_size = q.shape[1] // k.shape[1]
+    if group_size > 1:
+        k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
+    scale = 1 / math.sqrt(q.shape[3]) if inputs.scale is None else inputs.scale
+    scores = (q @ k.transpose(2, 3)) * scale
+    if inputs.is_causal:
+        above = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(above, -math.inf)
+    if inputs.attn_mask is not None:
+        mask = inputs.attn_mask
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -math.inf) if is_bool else scores + mask
+    return torch.softmax(scores, -1).to(v.dtype) @ v
+
+
+def synchronize(device: str) -> None:
+    if device == "mps":
+        torch.mps.synchronize()
+
+
+def print_overhead(device: str, repeats: int) -> int:
+    """One key, so that a call is nothing but its overhead. PyTorch's own includes its maths."""
+    calls = attention_calls(contiguous(make_inputs(Case(seqlen_q=1, seqlen_k=1)), device))
+    del calls["matmul, softmax, matmul"]
+    timings = timing.overhead(calls, lambda: synchronize(device), max(repeats, 100))
+    for who, spent in timings.items():
+        print(f"  {who:34} {spent.median * 1e6:.1f} µs ({spent.lower * 1e6:.1f} to "
+              f"{spent.upper * 1e6:.1f}) until the call returns")
+    is_slow = timings["flash_mps::attention"].median > OVERHEAD_BAR
+    print(f"bar: {OVERHEAD_BAR * 1e6:.0f} µs{', missed' if is_slow else ''}")
+    return int(is_slow)
+
+
+def print_simulator_speed(repeats: int) -> int:
+    """GFLOP a second of CPU time: per core, however many there are and whatever else they do."""
+    from torch_flash_mps import simulator
+
+    q, k, v = contiguous(make_inputs(SPEED_CASE), "mps").operands
+    call = {"fwd": lambda: torch.ops.flash_mps.attention(q, k, v)}
+    seconds = {}
+    for mode, is_checked in (("fast", False), ("checked", True)):
+        with simulator.checks(is_checked):
+            spent = timing.interleaved(call, torch.mps.synchronize, repeats, time.process_time)
+        seconds[mode] = spent["fwd"].median
+        print(f"  {mode:8} {flops(SPEED_CASE) / seconds[mode] / 1e9:.3f} GFLOP/s per core "
+              f"({SPEED_CASE.id})")
+    ratio = seconds["checked"] / seconds["fast"]
+    print(f"  checked mode is {ratio:.1f} times slower; {os.cpu_count()} cores")
+    is_slow = flops(SPEED_CASE) / seconds["fast"] / 1e9 < SPEED_BAR or ratio > CHECKED_BAR
+    print(f"bars: {SPEED_BAR} GFLOP/s per core, {CHECKED_BAR} times{', missed' if is_slow else ''}")
+    return int(is_slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Metal kernels of others, which Apple's compiler accepts, run unchanged and give right results.
+
+If one of them fails, the simulated device is no Metal device: none was written with it in mind.
+"""
+
+import itertools
+
+import foreign_kernels
+import pytest
+import torch
+from checks import attention_lowp, check
+from torch import Tensor
+from wheels import wheel_folder
+
+from build_support.mac_wheels import WheelUnavailable
+from torch_flash_mps.reference import attention_ref, visible_pairs
+
+# Each dtype meets each kind of visibility, and each of those meets both head_dims.
+KINDS = ("dense", "causal", "bool")
+CASES = [
+    pytest.param(dtype, kind, (64, 128)[(row + column) % 2], id=f"{name}-{kind}")
+    for (row, (dtype, name)), (column, kind) in itertools.product(
+        enumerate(foreign_kernels.DTYPE_NAMES.items()), enumerate(KINDS))
+]
+PASSES = pytest.mark.parametrize("passes", (1, 2))
+
+
+@pytest.fixture(scope="module")
+def mlx() -> None:
+    try:
+        wheel_folder("mlx-metal")
+    except WheelUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def operands(dtype, dim: int, seqlen_q: int, seqlen_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two batches, four query heads on two KV heads."""
+    return (torch.randn(2, 4, seqlen_q, dim, dtype=dtype),
+            torch.randn(2, 2, seqlen_k, dim, dtype=dtype),
+            torch.randn(2, 2, seqlen_k, dim, dtype=dtype))
+
+
+def judge(kernel, q, k, v, kind: str, causal_offset: int = 0, **options) -> None:
+    """Runs a kernel with its own notion of causal, and compares with what that notion means."""
+    visible = None
+    if kind == "causal":
+        visible = visible_pairs(q.shape[2], k.shape[2], is_causal=True, causal_offset=causal_offset)
+    elif kind == "bool":
+        visible = torch.rand(2, 4, q.shape[2], k.shape[2]) < 0.7
+        visible[..., 0] = True   # what a row without keys gives is each kernel's own affair
+    mask = visible if kind == "bool" else None
+    out = kernel(q, k, v, mask, kind == "causal", **options)
+    ref, _ = attention_ref(q, k, v, attn_mask=visible)
+    check(out, ref, attention_lowp(q, k, v, attn_mask=visible))
+
+
+@pytest.mark.parametrize("dtype, kind, dim", CASES)
+def test_torch_prefill(checked, dtype, kind, dim):
+    q, k, v = operands(dtype, dim, seqlen_q=75, seqlen_k=51)
+    judge(foreign_kernels.torch_prefill, q, k, v, kind)
+
+
+@PASSES
+@pytest.mark.parametrize("dtype, kind, dim", CASES)
+def test_torch_decode(shuffled, dtype, kind, dim, passes):
+    q, k, v = operands(dtype, dim, seqlen_q=3, seqlen_k=301)
+    judge(foreign_kernels.torch_decode, q, k, v, kind, passes=passes)
+
+
+@pytest.mark.usefixtures("mlx")
+@pytest.mark.parametrize("dtype, kind, dim", CASES)
+def test_mlx_steel(checked, dtype, kind, dim):
+    q, k, v = operands(dtype, dim, seqlen_q=51, seqlen_k=75)
+    judge(foreign_kernels.mlx_steel, q, k, v, kind, causal_offset=75 - 51)
+
+
+@pytest.mark.usefixtures("mlx")
+@PASSES
+@pytest.mark.parametrize("dtype, kind, dim", CASES)
+def test_mlx_vector(shuffled, dtype, kind, dim, passes):
+    q, k, v = operands(dtype, dim, seqlen_q=3, seqlen_k=301)
+    judge(foreign_kernels.mlx_vector, q, k, v, kind, causal_offset=301 - 3, passes=passes)
+
+
+@PASSES
+@pytest.mark.usefixtures("mlx")
+@pytest.mark.parametrize("kernel", (foreign_kernels.torch_decode, foreign_kernels.mlx_vector))
+def test_vector_kernels_keep_every_rule(checked, kernel, passes):
+    q, k, v = operands(torch.float16, 64, seqlen_q=2, seqlen_k=67)
+    judge(kernel, q, k, v, "bool", passes=passes)

@@ -1,0 +1,44 @@
+"""The kernel does the work that its blocks need, and no more: the bars of benchmarks/counters.py."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import Case
+
+from benchmarks import counters
+
+CASE = Case(num_heads_q=2, num_heads_kv=2, seqlen_q=512, seqlen_k=512, head_dim=64,
+            dtype=torch.float16, causal=True)
+
+
+@pytest.fixture(scope="module")
+def works():
+    return counters.measure(CASE)
+
+
+def test_bars(device, works):
+    assert counters.broken_bars(works) == []
+
+
+@pytest.mark.parametrize("kernel, count, factor, expected", (
+    ("ours, staged", "matrix_products", 1.06, "8x8 products"),
+    ("ours, direct", "matrix_products", 0.99, "visited strips of 8 rows"),
+    ("ours, staged", "threadgroup_barriers", 1.5, "barriers per visited K block"),
+    ("ours, staged", "device_bytes_read", 1.1, "device bytes read"),
+    ("ours, direct", "device_bytes_read_distinct", 1.1, "distinct bytes per threadgroup"),
+    ("ours, direct", "device_bytes_written", 2, "device bytes written"),
+))
+def test_bars_notice(works, kernel, count, factor, expected):
+    changed = [
+        replace(work, counts=work.counts | {count: int(work.counts[count] * factor)})
+        if work.kernel.name == kernel else work
+        for work in works
+    ]
+    assert any(expected in sentence for sentence in counters.broken_bars(changed))
+
+
+def test_blocks_are_counted():
+    assert counters.num_blocks(CASE, 1, 1) == 2 * 512 * 513 // 2
+    assert counters.num_blocks(CASE, 32, 32) == 2 * 16 * 17 // 2
+    assert counters.num_blocks(replace(CASE, causal=False, seqlen_k=33), 32, 32) == 2 * 16 * 2
