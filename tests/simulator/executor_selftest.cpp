@@ -15,7 +15,7 @@ constexpr uint32_t kThreads = 64;
 constexpr uint32_t kElements = 256;
 enum Slot : uint32_t { kIn = 0, kOut = 1, kMask = 2 };
 
-bool has_fault;   // the kernels below are clean when false
+bool has_fault;  // the kernels below are clean when false
 
 template <typename T>
 T load(const T* address) {
@@ -34,8 +34,10 @@ void store(T* address, T value) {
 // What every kernel starts from.
 struct Context {
   explicit Context(const Launch* launch)
-      : thread(current_thread()), services(thread->services),
-        index(thread->thread_index_in_threadgroup), in(static_cast<float*>(launch->buffers[kIn])),
+      : thread(current_thread()),
+        services(thread->services),
+        index(thread->thread_index_in_threadgroup),
+        in(static_cast<float*>(launch->buffers[kIn])),
         out(static_cast<float*>(launch->buffers[kOut])),
         mask(static_cast<float*>(launch->buffers[kMask])) {}
 
@@ -232,7 +234,9 @@ __attribute__((noinline)) uint32_t recurse(uint32_t depth) {
   return depth == 0 ? frame[0] : recurse(depth - 1) + frame[1];
 }
 
-void stack_overflow(const Launch*) { recurse(has_fault ? 100000 : 50); }
+void stack_overflow(const Launch*) {
+  recurse(has_fault ? 100000 : 50);
+}
 
 void divide_by_zero(const Launch* launch) {
   volatile int zero = has_fault ? 0 : 1;
@@ -243,43 +247,57 @@ void divide_by_zero(const Launch* launch) {
 struct Case {
   const char* name;
   KernelEntry entry;
-  std::vector<const char*> words;   // of the message, in this order
+  std::vector<const char*> words;  // of the message, in this order
 };
 
 const Case kCases[] = {
-    {"read_outside", read_outside,
+    {"read_outside",
+     read_outside,
      {"thread (37, 0, 0)", "reads 4 bytes at byte offset 1024 of slot 0 'in' (1024 bytes)"}},
-    {"read_before_offset", read_before_offset,
+    {"read_before_offset",
+     read_before_offset,
      {"thread (1, 0, 0)", "reads 4 bytes at byte offset -4 of slot 0 'in'"}},
     {"write_across_end", write_across_end, {"writes 8 bytes at byte offset 1020 of slot 1 'out'"}},
     {"read_unbound", read_unbound, {"reads 4 bytes at null + 0: slot 2 'mask' is not bound"}},
-    {"race_shared", race_shared,
+    {"race_shared",
+     race_shared,
      {"lane 0) reads 4 bytes at byte offset 4 of", "'shared'", "no thread has written so far"}},
-    {"race_shared_write_after_read", race_shared_write_after_read,
+    {"race_shared_write_after_read",
+     race_shared_write_after_read,
      {"simdgroup 1, lane 8) writes", "more than one simdgroup has read"}},
-    {"race_shared_between_simdgroups", race_shared_between_simdgroups,
+    {"race_shared_between_simdgroups",
+     race_shared_between_simdgroups,
      {"lane 31) reads", "byte offset 252", "no thread has written so far"}},
     {"exchange_orders_no_memory", exchange_orders_no_memory, {"reads 4 bytes", "has written"}},
     {"race_halves", race_halves, {"lane 1) writes 2 bytes", "lane 0) has written"}},
-    {"race_device", race_device,
+    {"race_device",
+     race_device,
      {"lane 31) reads 4 bytes at byte offset 0 of slot 1 'out'", "lane 0) has written without"}},
-    {"race_threadgroups", race_threadgroups,
+    {"race_threadgroups",
+     race_threadgroups,
      {"writes 4 bytes", "threadgroups of one dispatch are not ordered"}},
-    {"race_threadgroups_read", race_threadgroups_read,
+    {"race_threadgroups_read",
+     race_threadgroups_read,
      {"byte offset 0 of slot 1 'out'", "threadgroups of one dispatch are not ordered"}},
     {"race_atomic", race_atomic, {"writes 4 bytes", "an atomic operation has written"}},
-    {"read_never_written", read_never_written,
+    {"read_never_written",
+     read_never_written,
      {"lane 9) reads 4 bytes at byte offset 36 of", "'shared'", "no thread has written"}},
     {"shared_outside", shared_outside, {"lane 31) writes", "byte offset 256", "outside the array"}},
     {"too_much_shared", too_much_shared, {"needs 32772 bytes of threadgroup memory", "'more'"}},
-    {"barrier_not_reached", barrier_not_reached,
+    {"barrier_not_reached",
+     barrier_not_reached,
      {"waits at threadgroup_barrier", "thread (40, 0, 0)", "has returned without reaching it"}},
-    {"barrier_skipped_by_simdgroup", barrier_skipped_by_simdgroup,
+    {"barrier_skipped_by_simdgroup",
+     barrier_skipped_by_simdgroup,
      {"simdgroup 1, lane 31) waits at threadgroup_barrier", "simdgroup 0, lane 0) has returned"}},
     {"shuffle_not_reached", shuffle_not_reached, {"lane 7) has returned without reaching it"}},
-    {"different_waits", different_waits,
+    {"different_waits",
+     different_waits,
      {"lane 0) waits at threadgroup_barrier", "lane 3) waits at simdgroup_barrier"}},
-    {"unequal_matrices", unequal_matrices, {"lane 31) has multiplied 1 simdgroup", "lane 1) has multiplied 0"}},
+    {"unequal_matrices",
+     unequal_matrices,
+     {"lane 31) has multiplied 1 simdgroup", "lane 1) has multiplied 0"}},
     {"own_fault", own_fault, {"thread (2, 0, 0)", "slot 2 'mask' is not bound"}},
     {"wild_access", wild_access, {"thread (6, 0, 0)", "writes address 0x200000000000"}},
     {"bad_pointer", bad_pointer, {"uses a pointer that is no address"}},
@@ -292,9 +310,10 @@ class HandWritten : public Kernel {
  public:
   explicit HandWritten(const Case& c) : entry_(c.entry) {
     info_.name = c.name;
-    info_.buffers = {{.name = "in", .slot = kIn, .is_writable = false, .is_threadgroup = false},
-                     {.name = "out", .slot = kOut, .is_writable = true, .is_threadgroup = false},
-                     {.name = "mask", .slot = kMask, .is_writable = false, .is_threadgroup = false}};
+    info_.buffers = {
+        {.name = "in", .slot = kIn, .is_writable = false, .is_threadgroup = false},
+        {.name = "out", .slot = kOut, .is_writable = true, .is_threadgroup = false},
+        {.name = "mask", .slot = kMask, .is_writable = false, .is_threadgroup = false}};
   }
   const KernelInfo& info() const override { return info_; }
   KernelEntry entry() const override { return entry_; }

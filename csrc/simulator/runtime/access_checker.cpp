@@ -8,7 +8,9 @@ namespace {
 
 const BufferRegion kNoRegion;
 
-const char* past_verb(bool is_write) { return is_write ? "written" : "read"; }
+const char* past_verb(bool is_write) {
+  return is_write ? "written" : "read";
+}
 
 }  // namespace
 
@@ -26,8 +28,10 @@ void AccessChecker::begin_dispatch(DispatchRun& run) {
 void AccessChecker::begin_threadgroup(uint64_t threadgroup) {
   threadgroup_ = uint32_t(run_->first_number + threadgroup);
   memory_.begin_threadgroup();
-  device_order_.begin_threadgroup();   // its stamps count only together with the threadgroup's number
+  device_order_
+      .begin_threadgroup();   // its stamps count only together with the threadgroup's number
   traffic_.begin_threadgroup(threadgroup_);
+  race_ = {};
 }
 
 void AccessChecker::threadgroup_barrier(uint32_t memory_flags) {
@@ -40,15 +44,8 @@ void AccessChecker::simdgroup_barrier(uint32_t simdgroup, uint32_t memory_flags)
   if (memory_flags & kMemDevice) device_order_.simdgroup_barrier(simdgroup);
 }
 
-bool AccessChecker::access_device(const Thread& thread, uintptr_t address, uint32_t bytes,
-                                  AccessKind kind) {
-  count(kind, bytes, counters_.device_bytes_read, counters_.device_bytes_written);
-  if (kind != AccessKind::Write) {
-    counters_.device_bytes_read_distinct += traffic_.read(*region_, address, bytes);
-  }
-  if (kind != AccessKind::Read) traffic_.write(*region_, address, bytes);
-  if (!region_->is_writable) return true;
-
+bool AccessChecker::is_ordered(const Thread& thread, uintptr_t address, uint32_t bytes,
+                               AccessKind kind) {
   DeviceShadow& shadow = *run_->shadow;
   const uint32_t index = thread.thread_index_in_threadgroup;
   const uint64_t first_cell = region_->first_cell + (address - region_->begin);
@@ -81,15 +78,17 @@ bool AccessChecker::is_harmless(const Thread& thread, uintptr_t address, uint32_
 
 std::string AccessChecker::describe(const Thread& thread, uintptr_t address, uint32_t bytes,
                                     AccessKind kind) const {
-  const char* verb = kind == AccessKind::Read ? "reads " : kind == AccessKind::Write ? "writes "
-                                                                                     : "updates ";
+  const char* verb = kind == AccessKind::Read    ? "reads "
+                     : kind == AccessKind::Write ? "writes "
+                                                 : "updates ";
   std::string text = verb + std::to_string(bytes) + (bytes == 1 ? " byte at " : " bytes at ");
   if (memory_.contains(address)) {
     const auto& detail = memory_.detail();
     text += memory_.describe(detail.offset);
     switch (finding_) {
       case ThreadgroupMemory::Finding::OutsideArray: return text + ", outside the array";
-      case ThreadgroupMemory::Finding::NeverWritten: return text + ", which no thread has written so far";
+      case ThreadgroupMemory::Finding::NeverWritten:
+        return text + ", which no thread has written so far";
       case ThreadgroupMemory::Finding::RaceWithWrite:
       case ThreadgroupMemory::Finding::RaceWithRead: break;
       case ThreadgroupMemory::Finding::Clean: return text;

@@ -18,7 +18,8 @@ class AccessChecker {
   void simdgroup_barrier(uint32_t simdgroup, uint32_t memory_flags);
 
   // False for a fault, which describe() puts into words: "reads 4 bytes at ..., which ...".
-  bool access(const Thread& thread, uintptr_t address, uint32_t bytes, AccessKind kind) {
+  inline __attribute__((always_inline)) bool access(const Thread& thread, uintptr_t address,
+                                                    uint32_t bytes, AccessKind kind) {
     if (memory_.contains(address)) {
       count(kind, bytes, counters_.threadgroup_bytes_read, counters_.threadgroup_bytes_written);
       finding_ = memory_.access(address, bytes, kind, thread.thread_index_in_threadgroup);
@@ -27,13 +28,15 @@ class AccessChecker {
     if (!region_->contains(address, bytes)) {
       if (is_in_simdgroup(thread, address)) return true;
       const BufferRegion* region = buffers_->find(address, bytes);
-      if (!region) {
-        race_ = {};
-        return is_harmless(thread, address, bytes, kind);
-      }
+      if (!region) return is_harmless(thread, address, bytes, kind);
       region_ = region;
     }
-    return access_device(thread, address, bytes, kind);
+    count(kind, bytes, counters_.device_bytes_read, counters_.device_bytes_written);
+    if (kind != AccessKind::Write) {
+      counters_.device_bytes_read_distinct += traffic_.read(*region_, address, bytes);
+    }
+    if (kind != AccessKind::Read) traffic_.write(*region_, address, bytes);
+    return !region_->is_writable || is_ordered(thread, address, bytes, kind);
   }
   std::string describe(const Thread& thread, uintptr_t address, uint32_t bytes,
                        AccessKind kind) const;
@@ -50,7 +53,7 @@ class AccessChecker {
   static bool is_in_simdgroup(const Thread& thread, uintptr_t address) {
     return address - reinterpret_cast<uintptr_t>(thread.simdgroup) < sizeof(Simdgroup);
   }
-  bool access_device(const Thread& thread, uintptr_t address, uint32_t bytes, AccessKind kind);
+  bool is_ordered(const Thread& thread, uintptr_t address, uint32_t bytes, AccessKind kind);
   bool is_harmless(const Thread& thread, uintptr_t address, uint32_t bytes, AccessKind kind) const;
 
   DispatchRun* run_ = nullptr;

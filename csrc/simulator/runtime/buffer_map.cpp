@@ -17,7 +17,8 @@ BufferMap::BufferMap(const Dispatch& dispatch) : info_(dispatch.kernel->info()) 
     const BoundBuffer& buffer = dispatch.buffers[slot];
     if (!buffer.contents) continue;
     const uintptr_t contents = reinterpret_cast<uintptr_t>(buffer.contents);
-    const Binding binding = {slot, contents + buffer.offset, contents + buffer.length};
+    const uint64_t offset = std::min(buffer.offset, buffer.length);
+    const Binding binding = {slot, contents + offset, contents + buffer.length};
     bindings_.push_back(binding);
     const bool is_writable =
         std::any_of(info_.buffers.begin(), info_.buffers.end(), [&](const BufferArgument& a) {
@@ -64,9 +65,9 @@ std::string BufferMap::describe(uintptr_t address) const {
   const Binding* nearest = nullptr;
   uintptr_t least = UINTPTR_MAX;
   for (const Binding& binding : bindings_) {
-    const uintptr_t distance = address < binding.begin  ? binding.begin - address
+    const uintptr_t distance = address < binding.begin ? binding.begin - address
                                : address < binding.end ? 0
-                                                        : address - binding.end + 1;
+                                                       : address - binding.end + 1;
     if (distance < least) {
       nearest = &binding;
       least = distance;
@@ -86,9 +87,8 @@ std::string BufferMap::describe_unbound(uintptr_t address) const {
   std::string names;
   uint32_t count = 0;
   for (const BufferArgument& argument : info_.buffers) {
-    const bool is_bound = std::any_of(bindings_.begin(), bindings_.end(), [&](const Binding& b) {
-      return b.slot == argument.slot;
-    });
+    const bool is_bound = std::any_of(bindings_.begin(), bindings_.end(),
+                                      [&](const Binding& b) { return b.slot == argument.slot; });
     if (argument.is_threadgroup || is_bound) continue;
     names += (count++ ? ", " : "") + name_of(argument.slot);
   }

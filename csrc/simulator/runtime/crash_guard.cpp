@@ -66,7 +66,7 @@ void install_handlers() {
     sigaction(kSignals[i], nullptr, &present);
     if ((present.sa_flags & SA_SIGINFO) && present.sa_sigaction == handle) continue;
     previous_actions[i] = present;
-    struct sigaction ours {};
+    struct sigaction ours{};
     ours.sa_sigaction = handle;
     // The handler leaves by switching fibres: the signal must not stay blocked.
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
@@ -109,6 +109,8 @@ CrashGuard::CrashGuard(Threadgroup& threadgroup) {
   running_here = &threadgroup;
 }
 
-CrashGuard::~CrashGuard() { running_here = nullptr; }
+CrashGuard::~CrashGuard() {
+  running_here = nullptr;
+}
 
 }  // namespace sim

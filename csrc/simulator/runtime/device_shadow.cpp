@@ -7,9 +7,15 @@ namespace {
 
 constexpr size_t kKeptBytes = size_t(64) << 20;
 
-uint64_t pack(uint32_t threadgroup, Stamp stamp) { return uint64_t(threadgroup) << 32 | stamp; }
-uint32_t threadgroup_of(uint64_t cell) { return cell >> 32; }
-Stamp stamp_of(uint64_t cell) { return uint32_t(cell); }
+uint64_t pack(uint32_t threadgroup, Stamp stamp) {
+  return uint64_t(threadgroup) << 32 | stamp;
+}
+uint32_t threadgroup_of(uint64_t cell) {
+  return cell >> 32;
+}
+Stamp stamp_of(uint64_t cell) {
+  return uint32_t(cell);
+}
 
 }  // namespace
 

@@ -26,7 +26,7 @@ class DeviceShadow {
   Access update(uint64_t cell, uint32_t threadgroup, uint32_t thread, const MemoryOrder& order);
 
  private:
-  using Cell = std::atomic<uint64_t>;   // number of the threadgroup << 32 | stamp; old numbers: free
+  using Cell = std::atomic<uint64_t>;  // number of the threadgroup << 32 | stamp; old numbers: free
 
   Cell* cells() {
     Cell* mapped = cells_.load(std::memory_order_acquire);
@@ -40,7 +40,7 @@ class DeviceShadow {
 
   std::mutex mutex_;
   ZeroPages pages_;
-  std::atomic<Cell*> cells_{nullptr};   // of writes, then as many of reads
+  std::atomic<Cell*> cells_{nullptr};  // of writes, then as many of reads
   std::atomic<bool> has_reads_{false};
   uint64_t num_cells_ = 0;
   uint32_t first_threadgroup_ = 0;

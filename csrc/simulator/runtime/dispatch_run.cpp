@@ -7,13 +7,18 @@
 namespace sim {
 namespace {
 
-uint32_t divide_up(uint32_t x, uint32_t y) { return x / y + (x % y != 0); }
+uint32_t divide_up(uint32_t x, uint32_t y) {
+  return x / y + (x % y != 0);
+}
 
 }  // namespace
 
 DispatchRun::DispatchRun(const Dispatch& d, const ExecutorOptions& options)
-    : dispatch(d), info(d.kernel->info()), entry(d.kernel->entry()),
-      shuffle_seed(options.shuffle_seed), buffers(d) {
+    : dispatch(d),
+      info(d.kernel->info()),
+      entry(d.kernel->entry()),
+      shuffle_seed(options.shuffle_seed),
+      buffers(d) {
   for (uint32_t slot = 0; slot < kMaxBuffers; ++slot) {
     const BoundBuffer& buffer = d.buffers[slot];
     launch.buffers[slot] =

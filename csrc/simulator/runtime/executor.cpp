@@ -22,7 +22,9 @@ void work(Threadgroup& threadgroup, DispatchRun& run) {
 // One persistent thread; it sleeps until it is given a dispatch.
 class Worker {
  public:
-  Worker() { std::thread([this] { loop(); }).detach(); }
+  Worker() {
+    std::thread([this] { loop(); }).detach();
+  }
 
   void start(DispatchRun& run) {
     run_ = &run;
@@ -124,10 +126,9 @@ std::string refusal(const Dispatch& dispatch) {
   const std::string subject = "kernel '" + info.name + "': ";
   if (threads == 0) return subject + "a threadgroup has no threads";
   if (threads > most) {
-    return subject + "a threadgroup of " + std::to_string(size.x) + " x " +
-           std::to_string(size.y) + " x " + std::to_string(size.z) + " has " +
-           std::to_string(threads) + " threads; the most for this kernel is " +
-           std::to_string(most);
+    return subject + "a threadgroup of " + std::to_string(size.x) + " x " + std::to_string(size.y) +
+           " x " + std::to_string(size.z) + " has " + std::to_string(threads) +
+           " threads; the most for this kernel is " + std::to_string(most);
   }
   uint64_t bytes = 0;
   for (uint32_t length : dispatch.threadgroup_bytes) bytes += length;

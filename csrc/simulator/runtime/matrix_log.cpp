@@ -13,7 +13,7 @@ namespace {
 
 using Row = float __attribute__((vector_size(16)));
 using Quadrant = float __attribute__((vector_size(64)));
-using Pairs = double __attribute__((vector_size(64)));   // eight lanes; double carries two floats
+using Pairs = double __attribute__((vector_size(64)));  // eight lanes; double carries two floats
 
 struct Matrix {
   Quadrant quadrants[4];
@@ -50,7 +50,7 @@ SIM_INLINE void add_product(Matrix& d, const MatrixProduct& product) {
   }
 }
 
-float float_from_half(uint16_t half) {
+SIM_INLINE float float_from_half(uint16_t half) {
   const uint32_t sign = (half & 0x8000u) << 16;
   const uint32_t magnitude = half & 0x7FFFu;
   if (magnitude >= 0x7C00u) return std::bit_cast<float>(sign | 0x7F800000u | (magnitude << 13));
@@ -60,13 +60,13 @@ float float_from_half(uint16_t half) {
   return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
 }
 
-uint16_t half_from_float(float value) {
+SIM_INLINE uint16_t half_from_float(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return sign | 0x7E00u;
   if (magnitude >= 0x47800000u) return sign | 0x7C00u;
-  if (magnitude < 0x38800000u) {   // subnormal: 0.5 has the spacing of a half's subnormals
+  if (magnitude < 0x38800000u) {  // subnormal: 0.5 has the spacing of a half's subnormals
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return sign | uint16_t(std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0.5f));
   }
@@ -74,11 +74,11 @@ uint16_t half_from_float(float value) {
   return sign | uint16_t((magnitude - (112u << 23) + 0xFFFu + odd) >> 13);
 }
 
-float float_from_bfloat(uint16_t value) {
+SIM_INLINE float float_from_bfloat(uint16_t value) {
   return std::bit_cast<float>(uint32_t(value) << 16);
 }
 
-uint16_t bfloat_from_float(float value) {
+SIM_INLINE uint16_t bfloat_from_float(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return uint16_t((bits >> 16) | 0x0040u);
   return uint16_t((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
@@ -111,7 +111,7 @@ SIM_INLINE void store_floats(const Matrix& matrix, void* const* d) {
 }
 
 template <float (*kWiden)(uint16_t)>
-Matrix load_narrow(void* const* d) {
+SIM_INLINE void load_narrow(Matrix& matrix, void* const* d) {
   float values[2 * kSimdWidth];
   for (uint32_t lane = 0; lane < kSimdWidth; ++lane) {
     uint16_t pair[2];
@@ -119,13 +119,11 @@ Matrix load_narrow(void* const* d) {
     values[2 * lane] = kWiden(pair[0]);
     values[2 * lane + 1] = kWiden(pair[1]);
   }
-  Matrix matrix;
   std::memcpy(&matrix, values, sizeof matrix);
-  return matrix;
 }
 
 template <uint16_t (*kNarrow)(float)>
-void store_narrow(const Matrix& matrix, void* const* d) {
+SIM_INLINE void store_narrow(const Matrix& matrix, void* const* d) {
   float values[2 * kSimdWidth];
   std::memcpy(values, &matrix, sizeof matrix);
   for (uint32_t lane = 0; lane < kSimdWidth; ++lane) {
@@ -139,30 +137,44 @@ SIM_INLINE bool same_destination(const MatrixProduct& x, const MatrixProduct& y)
 }
 
 // Operands were logged by value, so products into different destinations do not depend on each
-// other: each destination is loaded once, and stays in registers for all of its products.
+// other: a float destination is loaded once, and stays in registers for all of its products.
+SIM_INLINE void add_to_floats(const MatrixProduct* products, uint64_t& pending) {
+  const MatrixProduct& first = products[std::countr_zero(pending)];
+  Matrix d = load_floats(first.d);
+  for (uint64_t rest = pending; rest; rest &= rest - 1) {
+    const int i = std::countr_zero(rest);
+    if (!same_destination(first, products[i])) continue;
+    pending &= ~(uint64_t(1) << i);
+    add_product(d, products[i]);
+  }
+  store_floats(d, first.d);
+}
+
+template <float (*kWiden)(uint16_t), uint16_t (*kNarrow)(float)>
+SIM_INLINE void add_to_narrow(const MatrixProduct& product) {
+  Matrix d;
+  load_narrow<kWiden>(d, product.d);
+  add_product(d, product);
+  store_narrow<kNarrow>(d, product.d);
+}
+
 SIM_INLINE void evaluate(const MatrixProduct* products, uint32_t count) {
   uint64_t pending = count < 64 ? (uint64_t(1) << count) - 1 : ~uint64_t(0);
   while (pending) {
     const MatrixProduct& first = products[std::countr_zero(pending)];
-    const bool is_float = first.d_type == kFloat32;
-    Matrix d;
-    if (is_float) d = load_floats(first.d);
-    for (uint64_t rest = pending; rest; rest &= rest - 1) {
-      const int i = std::countr_zero(rest);
-      const MatrixProduct& product = products[i];
-      if (!same_destination(first, product)) continue;
-      pending &= ~(uint64_t(1) << i);
-      if (first.d_type == kFloat16) d = load_narrow<float_from_half>(first.d);
-      if (first.d_type == kBFloat16) d = load_narrow<float_from_bfloat>(first.d);
-      add_product(d, product);
-      if (first.d_type == kFloat16) store_narrow<half_from_float>(d, first.d);
-      if (first.d_type == kBFloat16) store_narrow<bfloat_from_float>(d, first.d);
+    if (first.d_type == kFloat32) {
+      add_to_floats(products, pending);
+      continue;
     }
-    if (is_float) store_floats(d, first.d);
+    if (first.d_type == kFloat16) add_to_narrow<float_from_half, half_from_float>(first);
+    if (first.d_type == kBFloat16) add_to_narrow<float_from_bfloat, bfloat_from_float>(first);
+    pending &= pending - 1;
   }
 }
 
-void evaluate_baseline(const MatrixProduct* products, uint32_t count) { evaluate(products, count); }
+void evaluate_baseline(const MatrixProduct* products, uint32_t count) {
+  evaluate(products, count);
+}
 
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) void evaluate_avx2(const MatrixProduct* products,
@@ -184,7 +196,9 @@ auto choose() {
   return evaluate_baseline;
 }
 #else
-auto choose() { return evaluate_baseline; }
+auto choose() {
+  return evaluate_baseline;
+}
 #endif
 
 }  // namespace

@@ -10,17 +10,19 @@ namespace sim {
 
 enum class AccessKind : uint32_t { Read, Write, Atomic };
 
-using Stamp = uint32_t;   // epoch << kWhoBits | who; 0: no access
+using Stamp = uint32_t;  // epoch << kWhoBits | who; 0: no access
 
 constexpr uint32_t kWhoBits = 11;
 constexpr uint32_t kWhoMask = (1u << kWhoBits) - 1;
 // Who: a thread's index in its threadgroup, or
-constexpr uint32_t kSeveralOfSimdgroup = kMaxThreadsPerThreadgroup;   // + index of the simdgroup
+constexpr uint32_t kSeveralOfSimdgroup = kMaxThreadsPerThreadgroup;  // + index of the simdgroup
 constexpr uint32_t kSeveralSimdgroups = kSeveralOfSimdgroup + 32;
 constexpr uint32_t kSeveralThreadgroups = kSeveralSimdgroups + 1;
 constexpr uint32_t kAtomics = kSeveralThreadgroups + 1;
 
-inline uint32_t who(Stamp stamp) { return stamp & kWhoMask; }
+inline uint32_t who(Stamp stamp) {
+  return stamp & kWhoMask;
+}
 
 // The simdgroup of whoever made the access; none for wider groups.
 inline uint32_t simdgroup_of(Stamp stamp) {
@@ -45,7 +47,7 @@ class MemoryOrder {
   }
   void simdgroup_barrier(uint32_t simdgroup) {
     tick();
-    if (clock_ == kLastEpoch) window_ = ~0u;   // out of epochs: takes everything as ordered
+    if (clock_ == kLastEpoch) window_ = ~0u;  // out of epochs: takes everything as ordered
     simdgroup_start_[simdgroup] = clock_ << kWhoBits;
   }
 
@@ -77,8 +79,8 @@ class MemoryOrder {
   }
 
   uint32_t clock_ = 0;
-  Stamp start_ = 0;                 // of this threadgroup
-  Stamp window_ = 0;                // of the time since the last threadgroup barrier
+  Stamp start_ = 0;  // of this threadgroup
+  Stamp window_ = 0;  // of the time since the last threadgroup barrier
   std::array<Stamp, kMaxThreadsPerThreadgroup / kSimdWidth> simdgroup_start_{};
 };
 

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <new>
 
 #include "fault_text.h"
 #include "matrix_log.h"
@@ -18,9 +19,13 @@ namespace {
 constexpr uint32_t kMaxSimdgroups = kMaxThreadsPerThreadgroup / kSimdWidth;
 constexpr uint32_t kNumRings = 8;
 
-uint32_t first_bit(uint32_t mask) { return std::countr_zero(mask); }
+uint32_t first_bit(uint32_t mask) {
+  return std::countr_zero(mask);
+}
 
-uint32_t mask_of(uint32_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
+uint32_t mask_of(uint32_t count) {
+  return count < 32 ? (1u << count) - 1 : ~0u;
+}
 
 // Every context is a suspended jump. Whoever is jumped to stores where the other one can be resumed.
 inline __attribute__((always_inline)) void jump(fcontext_t& from, fcontext_t to) {
@@ -157,15 +162,16 @@ fcontext_t Threadgroup::start(uint32_t simdgroup, uint32_t lane) {
 
 // This and arrive() are part of each service rather than called: after a switch the processor
 // mispredicts every return, so there should be one only.
-inline __attribute__((always_inline)) void Threadgroup::resume(fcontext_t& from,
-                                                               uint32_t simdgroup, uint32_t lane) {
+inline __attribute__((always_inline)) void Threadgroup::resume(fcontext_t& from, uint32_t simdgroup,
+                                                               uint32_t lane) {
   fcontext_t to = simdgroups_[simdgroup].contexts[lane];
   if (!to) to = start(simdgroup, lane);
   jump(from, to);
 }
 
 // Waits until all lanes of the simdgroup are here. True for the lane that came last, which runs on.
-inline __attribute__((always_inline)) bool Threadgroup::arrive(Thread* thread, Wait wait, uint32_t memory_flags) {
+inline __attribute__((always_inline)) bool Threadgroup::arrive(Thread* thread, Wait wait,
+                                                               uint32_t memory_flags) {
   SimdgroupState& s = state(thread);
   if (s.waits_at != wait) {
     if (s.waiting) fail_divergent(first_lane(s, s.waiting), s.waits_at, lane_of(thread), wait);
@@ -308,20 +314,27 @@ void* Threadgroup::threadgroup_memory(Thread* thread, uint32_t id, uint32_t byte
             std::to_string(kMaxThreadgroupBytes));
 }
 
+inline __attribute__((always_inline)) void Threadgroup::check(const Thread& thread,
+                                                              const void* pointer, uint32_t bytes,
+                                                              AccessKind kind) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  bool is_clean = false, has_memory = true;
+  try {
+    is_clean = checker_.access(thread, address, bytes, kind);
+  } catch (const std::bad_alloc&) {
+    has_memory = false;  // no exception may cross a kernel
+  }
+  if (!has_memory) fail(subject(&thread) + ": not enough memory to check its accesses");
+  if (!is_clean) [[unlikely]]
+    fail_access(thread, address, bytes, kind);
+}
+
 void Threadgroup::access(Thread* thread, const void* address, uint32_t bytes, bool is_write) {
   of(thread).check(*thread, address, bytes, is_write ? AccessKind::Write : AccessKind::Read);
 }
 
 void Threadgroup::atomic_access(Thread* thread, const void* address, uint32_t bytes) {
   of(thread).check(*thread, address, bytes, AccessKind::Atomic);
-}
-
-inline void Threadgroup::check(const Thread& thread, const void* pointer, uint32_t bytes,
-                               AccessKind kind) {
-  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
-  if (!checker_.access(thread, address, bytes, kind)) [[unlikely]] {
-    fail(subject(&thread) + " " + checker_.describe(thread, address, bytes, kind));
-  }
 }
 
 void Threadgroup::fault(Thread* thread, const char* message) {

@@ -86,6 +86,8 @@ class Threadgroup {
   void check(const Thread& thread, const void* pointer, uint32_t bytes, AccessKind kind);
 
   [[noreturn]] void fail(std::string message);
+  [[noreturn]] void fail_access(const Thread& thread, uintptr_t address, uint32_t bytes,
+                                AccessKind kind);
   [[noreturn]] void fail_divergent(Lane waiting, Wait wait, Lane missing, Wait missing_at);
   [[noreturn]] void leave();
   std::string describe_crash() const;
@@ -108,16 +110,16 @@ class Threadgroup {
   ZeroPages simdgroup_pages_;
   SimdgroupState* const simdgroups_;
   AccessChecker checker_;
-  Counters counters_;              // all but the bytes
+  Counters counters_;  // all but the bytes
 
   uint64_t position_ = 0;
-  Thread prototype_{};             // what all threads of this threadgroup have in common
+  Thread prototype_{};  // what all threads of this threadgroup have in common
   uint32_t num_threads_ = 0, num_simdgroups_ = 0;
-  uint32_t waiting_simdgroups_ = 0, returned_simdgroups_ = 0;   // one bit per simdgroup
+  uint32_t waiting_simdgroups_ = 0, returned_simdgroups_ = 0;  // one bit per simdgroup
   uint32_t all_simdgroups_ = 0;
-  uint32_t barrier_flags_ = 0;     // that every simdgroup at the barrier has named
+  uint32_t barrier_flags_ = 0;  // that every simdgroup at the barrier has named
   uint64_t random_ = 0;
-  std::vector<Ring> rings_, last_rings_;   // of full simdgroups, and of a last partial one
+  std::vector<Ring> rings_, last_rings_;  // of full simdgroups, and of a last partial one
   Ring simdgroup_ring_{};
   boost::context::detail::fcontext_t scheduler_ = nullptr;
   bool is_running_ = false;

@@ -30,6 +30,11 @@ std::string Threadgroup::describe(Lane lane) const {
   return describe_thread(thread);
 }
 
+void Threadgroup::fail_access(const Thread& thread, uintptr_t address, uint32_t bytes,
+                              AccessKind kind) {
+  fail(subject(&thread) + " " + checker_.describe(thread, address, bytes, kind));
+}
+
 void Threadgroup::fail_divergent(Lane waiting, Wait wait, Lane missing, Wait missing_at) {
   const bool is_for_all = wait == Wait::ThreadgroupBarrier;
   fail("kernel '" + run_->info.name + "': " + describe(waiting) + " waits at " + name_of(wait) +

@@ -9,11 +9,32 @@ namespace {
 // Arrays lie apart, so that running off the end of one does not land in the next.
 constexpr uint32_t kGapBytes = 256;
 
+using FourStamps = Stamp __attribute__((vector_size(16)));
+using TwoWords = uint64_t __attribute__((vector_size(16)));
+
+template <uint32_t kCount>
+inline __attribute__((always_inline)) bool are_equal(const Stamp* stamps) {
+  if constexpr (kCount < 4) {
+    return stamps[0] == stamps[kCount - 1];
+  } else {
+    FourStamps differences{};
+    for (uint32_t i = 0; i < kCount; i += 4) {
+      FourStamps four;
+      std::memcpy(&four, stamps + i, sizeof four);
+      differences |= four ^ stamps[0];
+    }
+    const TwoWords words = TwoWords(differences);
+    return (words[0] | words[1]) == 0;
+  }
+}
+
 }  // namespace
 
 ThreadgroupMemory::ThreadgroupMemory()
-    : arena_(kArenaBytes), shadow_(2 * kArenaBytes * sizeof(Stamp)),
-      writes_(static_cast<Stamp*>(shadow_.data())), reads_(writes_ + kArenaBytes) {}
+    : arena_(kArenaBytes),
+      shadow_(2 * kArenaBytes * sizeof(Stamp)),
+      writes_(static_cast<Stamp*>(shadow_.data())),
+      reads_(writes_ + kArenaBytes) {}
 
 void ThreadgroupMemory::begin_dispatch(const KernelInfo& info, uint32_t reserved) {
   info_ = &info;
@@ -66,9 +87,8 @@ bool ThreadgroupMemory::find_array(uint32_t offset, uint32_t bytes) {
   return false;
 }
 
-inline ThreadgroupMemory::Finding ThreadgroupMemory::access_cell(Stamp& write, Stamp& read,
-                                                                 AccessKind kind,
-                                                                 uint32_t thread) {
+inline __attribute__((always_inline)) ThreadgroupMemory::Finding ThreadgroupMemory::access_cell(
+    Stamp& write, Stamp& read, AccessKind kind, uint32_t thread) {
   if (kind == AccessKind::Read && !order_.is_of_this_threadgroup(write)) {
     return Finding::NeverWritten;
   }
@@ -91,27 +111,26 @@ inline ThreadgroupMemory::Finding ThreadgroupMemory::access_cell(Stamp& write, S
 
 // Neighbouring bytes mostly share their past: then one verdict holds for all of them.
 template <uint32_t kBytes>
-inline ThreadgroupMemory::Finding ThreadgroupMemory::access_cells(uint32_t offset,
-                                                                  AccessKind kind,
+inline ThreadgroupMemory::Finding ThreadgroupMemory::access_cells(uint32_t offset, AccessKind kind,
                                                                   uint32_t thread) {
   Stamp* const write = writes_ + offset;
   Stamp* const read = reads_ + offset;
-  bool is_uniform = true;
-  for (uint32_t i = 1; i < kBytes; ++i) {
-    is_uniform &= write[i] == write[0] && read[i] == read[0];
-  }
-  const uint32_t num_verdicts = is_uniform ? 1 : kBytes;
-  for (uint32_t i = 0; i < num_verdicts; ++i) {
-    const Finding finding = access_cell(write[i], read[i], kind, thread);
-    if (finding != Finding::Clean) [[unlikely]] {
-      detail_.offset = offset + i;
-      return finding;
+  if constexpr (kBytes > 1) {
+    if (!are_equal<kBytes>(write) || !are_equal<kBytes>(read)) {
+      const Finding finding = access_cells<kBytes / 2>(offset, kind, thread);
+      if (finding != Finding::Clean) [[unlikely]]
+        return finding;
+      return access_cells<kBytes / 2>(offset + kBytes / 2, kind, thread);
     }
   }
-  for (uint32_t i = num_verdicts; i < kBytes; ++i) {
-    write[i] = write[0];
-    read[i] = read[0];
+  const Stamp old_write = write[0], old_read = read[0];
+  const Finding finding = access_cell(write[0], read[0], kind, thread);
+  if (finding != Finding::Clean) [[unlikely]] {
+    detail_.offset = offset;
+    return finding;
   }
+  if (write[0] != old_write) std::fill_n(write, kBytes, write[0]);
+  if (read[0] != old_read) std::fill_n(read, kBytes, read[0]);
   return Finding::Clean;
 }
 
@@ -122,21 +141,17 @@ ThreadgroupMemory::Finding ThreadgroupMemory::access(uintptr_t address, uint32_t
     detail_.offset = offset;
     return Finding::OutsideArray;
   }
-  while (bytes) {
-    uint32_t step = 1;
-    Finding finding;
-    if (bytes >= 4 && offset % 4 == 0) {
-      step = 4;
-      finding = access_cells<4>(offset, kind, thread);
-    } else if (bytes >= 2 && offset % 2 == 0) {
-      step = 2;
-      finding = access_cells<2>(offset, kind, thread);
-    } else {
-      finding = access_cells<1>(offset, kind, thread);
-    }
-    if (finding != Finding::Clean) [[unlikely]] return finding;
-    offset += step;
-    bytes -= step;
+  switch (bytes) {
+    case 2: return access_cells<2>(offset, kind, thread);
+    case 4: return access_cells<4>(offset, kind, thread);
+    case 8: return access_cells<8>(offset, kind, thread);
+    case 16: return access_cells<16>(offset, kind, thread);
+    default: break;
+  }
+  for (uint32_t i = 0; i < bytes; ++i) {
+    const Finding finding = access_cells<1>(offset + i, kind, thread);
+    if (finding != Finding::Clean) [[unlikely]]
+      return finding;
   }
   return Finding::Clean;
 }

@@ -42,8 +42,17 @@ void Traffic::map() {
   touched_.assign(num_lines_ / kChunkLines + 1, false);
 }
 
+void Traffic::enter(Line& line) {
+  if (line.threadgroup < first_threadgroup_) {
+    line.read = line.written = 0;
+    touched_[(&line - lines_) / kChunkLines] = true;
+  }
+  line.threadgroup = threadgroup_;
+  line.seen = 0;
+}
+
 const Traffic::Line* Traffic::line_of_dispatch(uint64_t index) const {
-  if (!lines_ || !touched_[index / kChunkLines]) return nullptr;
+  if (!has_touched(index / kChunkLines)) return nullptr;
   const Line& line = lines_[index];
   return line.threadgroup < first_threadgroup_ ? nullptr : &line;
 }
@@ -54,18 +63,26 @@ void Traffic::collect(const std::vector<const Traffic*>& workers, const BufferMa
                                    [](const Traffic* traffic) { return traffic->lines_; });
   if (!is_used) return;
   for (const BufferRegion& region : buffers.regions()) {
-    const uintptr_t first_line = region.begin / kLineBytes;
-    const uint64_t count = (region.end - 1) / kLineBytes - first_line + 1;
-    for (uint64_t i = 0; i < count; ++i) {
-      uint64_t read = 0, written = 0;
-      for (const Traffic* traffic : workers) {
-        if (const Line* line = traffic->line_of_dispatch(region.first_line + i)) {
+    const uintptr_t address = region.begin / kLineBytes * kLineBytes;
+    const uint64_t last = region.first_line + (region.end - 1 - address) / kLineBytes;
+    for (uint64_t index = region.first_line; index <= last;) {
+      const uint64_t chunk = index / kChunkLines;
+      const uint64_t chunk_end = std::min((chunk + 1) * kChunkLines, last + 1);
+      const bool is_touched = std::any_of(workers.begin(), workers.end(),
+                                          [&](const Traffic* t) { return t->has_touched(chunk); });
+      for (; is_touched && index < chunk_end; ++index) {
+        uint64_t read = 0, written = 0;
+        for (const Traffic* traffic : workers) {
+          const Line* line = traffic->line_of_dispatch(index);
+          if (!line) continue;
           read |= line->read;
           written |= line->written;
         }
+        const uintptr_t line_begin = address + (index - region.first_line) * kLineBytes;
+        append_runs(footprint.read, line_begin, read);
+        append_runs(footprint.written, line_begin, written);
       }
-      append_runs(footprint.read, (first_line + i) * kLineBytes, read);
-      append_runs(footprint.written, (first_line + i) * kLineBytes, written);
+      index = chunk_end;
     }
   }
 }

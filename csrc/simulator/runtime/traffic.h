@@ -39,41 +39,36 @@ class Traffic {
 
  private:
   struct Line {
-    uint64_t seen;               // bytes that the threadgroup below has read
-    uint64_t read, written;      // by this dispatch
-    uint32_t threadgroup;        // the last one here
+    uint64_t seen;  // bytes that the threadgroup below has read
+    uint64_t read, written;  // by this dispatch
+    uint32_t threadgroup;  // the last one here
   };
-  static constexpr uint64_t kChunkLines = 128;
+  static constexpr uint64_t kChunkLines = 128;  // skipped together when untouched
 
   template <typename Record>
-  uint32_t for_lines(const BufferRegion& region, uintptr_t address, uint32_t bytes, Record record) {
+  inline __attribute__((always_inline)) uint32_t for_lines(const BufferRegion& region,
+                                                           uintptr_t address, uint32_t bytes,
+                                                           Record record) {
     if (!lines_) map();
-    uint64_t index = region.first_line + address / kLineBytes - region.begin / kLineBytes;
+    Line* line = lines_ + region.first_line + address / kLineBytes - region.begin / kLineBytes;
     uint32_t offset = address % kLineBytes, result = 0;
-    for (;; ++index, offset = 0) {
+    for (;; ++line, offset = 0) {
       const uint32_t here = bytes < kLineBytes - offset ? bytes : kLineBytes - offset;
       const uint64_t mask = (~uint64_t(0) >> (kLineBytes - here)) << offset;
-      Line& line = lines_[index];
-      if (line.threadgroup != threadgroup_) enter(line, index);
-      result += record(line, mask);
+      if (line->threadgroup != threadgroup_) enter(*line);
+      result += record(*line, mask);
       bytes -= here;
       if (bytes == 0) return result;
     }
   }
-  void enter(Line& line, uint64_t index) {
-    if (line.threadgroup < first_threadgroup_) {
-      line.read = line.written = 0;
-      touched_[index / kChunkLines] = true;
-    }
-    line.threadgroup = threadgroup_;
-    line.seen = 0;
-  }
+  void enter(Line& line);  // on a threadgroup's first access to it
   void map();
+  bool has_touched(uint64_t chunk) const { return lines_ && touched_[chunk]; }
   const Line* line_of_dispatch(uint64_t index) const;
 
   ZeroPages pages_;
-  Line* lines_ = nullptr;        // null until the dispatch touches device memory
-  std::vector<uint8_t> touched_; // per chunk
+  Line* lines_ = nullptr;  // null until the dispatch touches device memory
+  std::vector<uint8_t> touched_;  // per chunk
   uint64_t num_lines_ = 0;
   uint32_t first_threadgroup_ = 0, threadgroup_ = 0;
 };
