@@ -57,6 +57,10 @@ struct CompileOptions {
 // The folder that holds msl/ (metal_stdlib) and runtime/kernel_abi.h, which kernels are compiled with.
 void set_header_directory(const std::string& directory);
 
+// The folder of metal_stdlib and friends, with `runtime/kernel_abi.h` beside it. Call before anything
+// else here.
+void set_msl_include_directory(const std::string& directory);
+
 class Library {
  public:
   // Parses and type-checks; throws CompileError. Also refuses what MSL forbids and clang would accept.

@@ -104,9 +104,27 @@ struct Launch {
   uint32_t threadgroup_bytes[kMaxBuffers];    // setThreadgroupMemoryLength:atIndex:
 };
 
-// The one symbol that a compiled kernel exports: runs one Metal thread from start to end.
+// A compiled kernel exports two symbols. The first runs one Metal thread from start to end.
 using KernelEntry = void (*)(const Launch*);
 #define SIM_KERNEL_ENTRY_NAME "sim_kernel_entry"
+
+struct ParameterRecord {
+  const char* name;
+  uint32_t slot;
+  uint32_t alignment;      // what a binding's offset must be a multiple of
+  bool is_buffer;          // in device, constant or threadgroup memory; else a thread position
+  bool is_threadgroup;
+  bool is_writable;
+  bool exists;             // false: switched off by its function constant
+};
+
+// The second is what the kernel says about itself.
+struct KernelRecord {
+  const ParameterRecord* parameters;
+  uint32_t num_parameters;
+  uint32_t max_total_threads;   // 0: not stated
+};
+#define SIM_KERNEL_RECORD_NAME "sim_kernel_record"
 
 inline __attribute__((always_inline)) Thread* current_thread() {
   return reinterpret_cast<Thread*>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) &
