@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
 from torch_flash_mps.reference import visible_pairs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

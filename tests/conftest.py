@@ -23,11 +23,12 @@ def has_real_gpu() -> bool:
 
 @pytest.fixture(scope="session")
 def simulator():
-    """The module `torch_flash_mps.simulator`, or None on a Mac."""
+    """The module `torch_flash_mps.simulator`, its checks off, or None on a Mac."""
     if has_real_gpu():
         return None
     import torch_flash_mps.simulator
 
+    torch_flash_mps.simulator.checks(False)
     return torch_flash_mps.simulator
 
 
@@ -44,12 +45,10 @@ def checked(device, simulator, seed) -> Iterator[None]:
     if simulator is None:
         yield
         return
-    simulator.checks(True)
     simulator.shuffle(seed)
-    yield
-    torch.mps.synchronize()
+    with simulator.checks():
+        yield
     simulator.shuffle(None)
-    simulator.checks(False)
 
 
 @pytest.fixture(autouse=True)

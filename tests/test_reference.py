@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
 from torch_flash_mps import reference
 from torch_flash_mps.reference import attention_naive, attention_ref, attention_tiled
 
