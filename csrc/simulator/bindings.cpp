@@ -56,6 +56,11 @@ void set_gpu_family_name(const std::string& name) {
   set_gpu_family(number);
 }
 
+// The folder that holds msl/ and runtime/kernel_abi.h, which kernels are compiled with.
+void set_header_directory(const std::string& directory) {
+  set_msl_include_directory(directory + "/msl");
+}
+
 }  // namespace
 }  // namespace sim
 

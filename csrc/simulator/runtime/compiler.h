@@ -54,9 +54,6 @@ struct CompileOptions {
   std::map<std::string, std::string> macros;          // preprocessorMacros
 };
 
-// The folder that holds msl/ (metal_stdlib) and runtime/kernel_abi.h, which kernels are compiled with.
-void set_header_directory(const std::string& directory);
-
 // The folder of metal_stdlib and friends, with `runtime/kernel_abi.h` beside it. Call before anything
 // else here.
 void set_msl_include_directory(const std::string& directory);
