@@ -143,11 +143,18 @@ SIM_HIDDEN METAL_FUNC decltype(auto) argument(const Launch* launch) {
   }
 }
 
+// The entry point is not instrumented: a kernel inlined into it would not be either.
+#ifdef SIM_INSTRUMENTED
+#define SIM_CALL_KERNEL [[clang::noinline]]
+#else
+#define SIM_CALL_KERNEL [[clang::always_inline]]
+#endif
+
 template <typename Traits, uint32_t... I>
 SIM_HIDDEN METAL_FUNC void run(const Launch* launch, metal::integer_sequence<uint32_t, I...>) {
   static_assert(slots_are_in_range<Traits>(), "a buffer index must be from 0 to 30");
   static_assert(slots_are_distinct<Traits>(), "two parameters of the kernel have the same index");
-  [[clang::always_inline]] Traits::function(argument<Traits, I>(launch)...);
+  SIM_CALL_KERNEL Traits::function(argument<Traits, I>(launch)...);
 }
 
 template <typename Traits, uint32_t I>
@@ -168,8 +175,8 @@ struct Records<Traits, metal::integer_sequence<uint32_t, I...>> {
 
 // Threadgroup arrays of a kernel body follow the ids of its [[threadgroup(n)]] parameters.
 template <typename A>
-SIM_HIDDEN METAL_FUNC threadgroup A& threadgroup_array(uint32_t number, uint32_t alignment,
-                                                       const char* name) {
+SIM_HIDDEN inline threadgroup A& threadgroup_array(uint32_t number, uint32_t alignment,
+                                                   const char* name) {
   Thread* me = self();
   void* address = me->services->threadgroup_memory(
       me, kMaxBuffers + number, sizeof(A), alignment > alignof(A) ? alignment : alignof(A), name);
