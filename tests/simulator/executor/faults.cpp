@@ -1,64 +1,12 @@
-// Runs the executor on kernels written by hand against kernel_abi.h, without a compiler: each fault
-// must be reported in these words, and its twin without the fault must stay silent.
+// Each fault must be reported in these words, and its twin without the fault must stay silent.
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <vector>
 
-#include "executor.h"
-
-using namespace sim;
+#include "hand_written.h"
 
 namespace {
 
-constexpr uint32_t kThreads = 64;
-constexpr uint32_t kElements = 256;
-enum Slot : uint32_t { kIn = 0, kOut = 1, kMask = 2 };
-
 bool has_fault;  // the kernels below are clean when false
-
-template <typename T>
-T load(const T* address) {
-  Thread* thread = current_thread();
-  thread->services->access(thread, address, sizeof(T), false);
-  return *address;
-}
-
-template <typename T>
-void store(T* address, T value) {
-  Thread* thread = current_thread();
-  thread->services->access(thread, address, sizeof(T), true);
-  *address = value;
-}
-
-// What every kernel starts from.
-struct Context {
-  explicit Context(const Launch* launch)
-      : thread(current_thread()),
-        services(thread->services),
-        index(thread->thread_index_in_threadgroup),
-        in(static_cast<float*>(launch->buffers[kIn])),
-        out(static_cast<float*>(launch->buffers[kOut])),
-        mask(static_cast<float*>(launch->buffers[kMask])) {}
-
-  float* shared(uint32_t count = kThreads, uint32_t id = 0) const {
-    return static_cast<float*>(
-        services->threadgroup_memory(thread, id, 4 * count, 16, id ? "more" : "shared"));
-  }
-  void barrier(uint32_t flags = kMemThreadgroup) const {
-    services->threadgroup_barrier(thread, flags);
-  }
-  const LaneValue* exchange() const {
-    const LaneValue mine{};
-    return services->exchange(thread, &mine);
-  }
-  bool in_group(uint32_t x) const { return thread->threadgroup_position_in_grid[0] == x; }
-
-  Thread* thread;
-  const Services* services;
-  uint32_t index;
-  float *in, *out, *mask;
-};
 
 void read_outside(const Launch* launch) {
   const Context c(launch);
@@ -306,32 +254,12 @@ const Case kCases[] = {
     {"divide_by_zero", divide_by_zero, {"divides an integer by zero"}},
 };
 
-class HandWritten : public Kernel {
- public:
-  explicit HandWritten(const Case& c) : entry_(c.entry) {
-    info_.name = c.name;
-    info_.buffers = {
-        {.name = "in", .slot = kIn, .is_writable = false, .is_threadgroup = false},
-        {.name = "out", .slot = kOut, .is_writable = true, .is_threadgroup = false},
-        {.name = "mask", .slot = kMask, .is_writable = false, .is_threadgroup = false}};
-  }
-  const KernelInfo& info() const override { return info_; }
-  KernelEntry entry() const override { return entry_; }
-
- private:
-  KernelInfo info_;
-  KernelEntry entry_;
-};
-
 std::string message_of(const Case& c, ExecutorOptions options) {
   constexpr uint64_t kOffset = 64;
   std::vector<float> in(kOffset / 4 + kElements), out(kElements);
-  Dispatch dispatch;
-  dispatch.kernel = std::make_shared<HandWritten>(c);
+  Dispatch dispatch = make_dispatch(c.name, c.entry, 4 * kThreads, kThreads);
   dispatch.buffers[kIn] = {in.data(), 4 * in.size(), kOffset, ""};
   dispatch.buffers[kOut] = {out.data(), 4 * out.size(), 0, ""};
-  dispatch.threads_per_grid = {4 * kThreads, 1, 1};
-  dispatch.threads_per_threadgroup = {kThreads, 1, 1};
   const Outcome outcome = execute(dispatch, options);
   return outcome.fault ? outcome.fault->message : "";
 }
@@ -347,7 +275,7 @@ bool holds(const std::string& message, const std::vector<const char*>& words) {
 
 }  // namespace
 
-int main() {
+int check_faults() {
   int num_bad = 0;
   const auto expect = [&](bool is_right, const Case& c, const std::string& message) {
     num_bad += !is_right;
@@ -372,5 +300,5 @@ int main() {
     }
   }
   std::printf("%zu cases, %d failures\n", std::size(kCases), num_bad);
-  return num_bad != 0;
+  return num_bad;
 }
