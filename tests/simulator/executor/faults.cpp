@@ -53,7 +53,8 @@ void race_shared_between_simdgroups(const Launch* launch) {
   float* shared = c.shared();
   store(shared + c.index, 1.0f);
   c.services->simdgroup_barrier(c.thread, kMemThreadgroup);
-  load(shared + (has_fault ? (c.index + 32) % kThreads : c.index ^ 1));
+  const bool is_second = c.index >= kSimdWidth;
+  load(shared + (has_fault && is_second ? c.index - kSimdWidth : c.index ^ 1));
 }
 
 void exchange_orders_no_memory(const Launch* launch) {
@@ -86,9 +87,9 @@ void race_threadgroups(const Launch* launch) {
 
 void race_threadgroups_read(const Launch* launch) {
   const Context c(launch);
-  const bool writes = has_fault && c.in_group(2) && c.index == 5;
-  if (writes) store(c.out, 1.0f);
-  if (!writes) load(c.out);
+  load(c.out);
+  c.barrier(kMemDevice);
+  if (has_fault && c.in_group(1) && c.index == 5) store(c.out, 1.0f);
 }
 
 void race_atomic(const Launch* launch) {
@@ -215,7 +216,7 @@ const Case kCases[] = {
      {"simdgroup 1, lane 8) writes", "more than one simdgroup has read"}},
     {"race_shared_between_simdgroups",
      race_shared_between_simdgroups,
-     {"lane 31) reads", "byte offset 252", "no thread has written so far"}},
+     {"simdgroup 1, lane 31) reads", "simdgroup 0, lane 31) has written"}},
     {"exchange_orders_no_memory", exchange_orders_no_memory, {"reads 4 bytes", "has written"}},
     {"race_halves", race_halves, {"lane 1) writes 2 bytes", "lane 0) has written"}},
     {"race_device",
@@ -226,7 +227,7 @@ const Case kCases[] = {
      {"writes 4 bytes", "threadgroups of one dispatch are not ordered"}},
     {"race_threadgroups_read",
      race_threadgroups_read,
-     {"byte offset 0 of slot 1 'out'", "threadgroups of one dispatch are not ordered"}},
+     {"lane 5) writes 4 bytes at byte offset 0 of slot 1", "more than one threadgroup has read"}},
     {"race_atomic", race_atomic, {"writes 4 bytes", "an atomic operation has written"}},
     {"read_never_written",
      read_never_written,
