@@ -282,12 +282,12 @@ std::string attributes_class(const Tokens& tokens, const Function& f) {
   return " " + header + "struct sim_attributes_" + f.name +
          " { static constexpr uint32_t count = " + std::to_string(count) +
          ", max_total_threads = (" + max_threads +
-         "); static constexpr ::sim::ParameterAttributes parameters[] = {" + parameters +
+         "); static constexpr ::sim::ParameterAttributes parameters[count + 1] = {" + parameters +
          "{}}; template <unsigned I> SIM_HIDDEN static METAL_FUNC decltype(auto) position("
          "const ::sim::Thread* me) { " + positions + "return 0u; } };";
 }
 
-std::string entry_text(const KernelName& kernel) {
+std::string entry_text(const Tokens& tokens, const KernelName& kernel) {
   const auto& namespaces = kernel.instantiation ? kernel.instantiation->namespaces
                                                 : kernel.function->namespaces;
   const std::string id = kernel.instantiation ? kernel.instantiation->template_id
@@ -300,10 +300,12 @@ std::string entry_text(const KernelName& kernel) {
     close += "} ";
     path += "::" + name;
   }
-  return "\n# 1 \"entry point of '" + kernel.name + "'\"\n" + open +
-         "struct sim_entry_traits : " + attributes + " { static constexpr auto* function = &" + id +
-         "; using types = ::sim::FunctionTypes<decltype(&" + id + ")>; }; " + close +
-         "\nSIM_KERNEL_ENTRY(" + path + "::sim_entry_traits)\n";
+  const Token& name = tokens[kernel.function->name_token];
+  const std::string marker =
+      "\n# " + std::to_string(name.line) + " \"" + tokens.files[name.file] + "\"\n";
+  return marker + open + "struct sim_entry_traits : " + attributes + " { static constexpr auto* function = &" + id +
+         "; using types = ::sim::FunctionTypes<decltype(&" + id + ")>; }; " + close + marker +
+         "SIM_KERNEL_ENTRY(" + path + "::sim_entry_traits)\n";
 }
 
 std::string constant_definition(const ConstantDeclaration& c, uint32_t index,
@@ -403,7 +405,7 @@ std::string rewrite_for_kernel(std::string_view source, const Tokens& tokens,
   rewrite_defined_queries(rewriter, tokens, answers);
   rewriter.insert_after(kernel.function->range.end - 1, attributes_class(tokens, *kernel.function));
   rewrite_common(rewriter);
-  return rewriter.finish() + entry_text(kernel);
+  return rewriter.finish() + entry_text(tokens, kernel);
 }
 
 }  // namespace sim

@@ -89,6 +89,7 @@ Arguments language_flags(Flavour flavour, bool fast_math) {
       "-Xclang", "-fbfloat16-excess-precision=none",
       fast_math ? "-ffp-contract=fast" : "-ffp-contract=off",
       "-Wno-everything", "-Wimplicit-float-conversion", "-Wdeprecated-declarations",
+      "-Werror=vla",
       "-fno-caret-diagnostics", "-fno-color-diagnostics",
       "-isystem", msl.string(), "-isystem", (msl.parent_path() / "runtime").string()};
   if (flavour == Flavour::Instrumented) {
@@ -170,6 +171,11 @@ std::string errors_of(const std::string& messages) {
     const bool is_narrowing = line.find("[-Wimplicit-float-conversion]") != std::string::npos &&
                               line.find("to 'bfloat") != std::string::npos;
     if (is_narrowing) replace_all(line, "warning: ", "error: ");
+    // The requirement is the library's own business; the message after it is what the user needs.
+    const size_t requirement = line.find(" due to requirement '"), end = line.find("': ", requirement);
+    if (requirement != std::string::npos && end != std::string::npos) {
+      line.erase(requirement, end + 1 - requirement);
+    }
     if (line.find("error: ") != std::string::npos) is_wanted = true;
     else if (line.find("warning: ") != std::string::npos) is_wanted = false;
     else if (line.find("note: ") == std::string::npos) continue;   // summaries, include stacks

@@ -54,7 +54,6 @@ constexpr uint32_t alignment_of() {
 SIM_MEMORY(device, true, false, alignment_of<T>())
 SIM_MEMORY(const device, false, false, alignment_of<T>())
 SIM_MEMORY(constant, false, false, 4)
-SIM_MEMORY(const constant, false, false, 4)
 SIM_MEMORY(threadgroup, true, true, 16)
 SIM_MEMORY(const threadgroup, false, true, 16)
 #undef SIM_MEMORY
@@ -152,8 +151,6 @@ SIM_HIDDEN METAL_FUNC decltype(auto) argument(const Launch* launch) {
 
 template <typename Traits, uint32_t... I>
 SIM_HIDDEN METAL_FUNC void run(const Launch* launch, metal::integer_sequence<uint32_t, I...>) {
-  static_assert(slots_are_in_range<Traits>(), "a buffer index must be from 0 to 30");
-  static_assert(slots_are_distinct<Traits>(), "two parameters of the kernel have the same index");
   SIM_CALL_KERNEL Traits::function(argument<Traits, I>(launch)...);
 }
 
@@ -208,6 +205,8 @@ struct [[deprecated]] function_constant_index {};
 }  // namespace sim
 
 #define SIM_KERNEL_ENTRY(Traits)                                                            \
+  static_assert(sim::slots_are_in_range<Traits>(), "a buffer index must be from 0 to 30");  \
+  static_assert(sim::slots_are_distinct<Traits>(), "two kernel parameters have the same index"); \
   using sim_indices = metal::make_integer_sequence<uint32_t, Traits::count>;     \
   extern "C" __attribute__((visibility("default"))) SIM_HIDDEN void sim_kernel_entry(       \
       const sim::Launch* launch) {                                                          \

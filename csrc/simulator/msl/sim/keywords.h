@@ -3,7 +3,7 @@
 #pragma once
 
 #define device __attribute__((opencl_global))
-#define constant __attribute__((opencl_constant))
+#define constant const __attribute__((opencl_constant))
 #define threadgroup __attribute__((opencl_local))
 #define thread
 

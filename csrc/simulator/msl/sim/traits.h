@@ -42,7 +42,7 @@ struct type_identity {
   using type = T;
 };
 
-// The builtins know neither MSL's address spaces, so those are peeled off by hand.
+// The builtins leave address spaces alone, so those are peeled off by hand.
 #define SIM_REMOVE(name, pattern)                \
   template <typename T>                          \
   struct name##_space {                          \
@@ -53,16 +53,16 @@ struct type_identity {
     using type = pattern;                        \
   };                                             \
   template <typename T>                          \
-  struct name##_space<constant pattern> {        \
-    using type = pattern;                        \
-  };                                             \
-  template <typename T>                          \
   struct name##_space<threadgroup pattern> {     \
     using type = pattern;                        \
   };
 SIM_REMOVE(plain, T)
 SIM_REMOVE(readonly, const T)
 #undef SIM_REMOVE
+template <typename T>
+struct readonly_space<constant T> {
+  using type = const T;
+};
 
 template <typename T>
 struct remove_addrspace {
