@@ -53,8 +53,12 @@ class SourceLibrary final : public Library {
  public:
   // `text` is preprocessed; `indices` are those of its function constants, in order.
   SourceLibrary(std::string key, std::string text, bool fast_math)
-      : key(std::move(key)), text(std::move(text)), fast_math(fast_math), tokens(tokenize(this->text)),
-        declarations(parse_declarations(tokens)), kernels(kernel_names(tokens, declarations)) {
+      : key(std::move(key)),
+        text(std::move(text)),
+        fast_math(fast_math),
+        tokens(tokenize(this->text)),
+        declarations(parse_declarations(tokens)),
+        kernels(kernel_names(tokens, declarations)) {
     for (const KernelName& kernel : kernels) names_.push_back(kernel.name);
   }
 
@@ -144,9 +148,9 @@ std::string unset_constant(const SourceLibrary& library, const std::string& kern
   const size_t at = message.find(kUnsetConstantPrefix);
   if (at == std::string::npos) return "simulator: cannot load kernel '" + kernel + "': " + message;
   std::string name = message.substr(at + std::string(kUnsetConstantPrefix).size());
-  name.resize(std::min(name.find_first_not_of(
-                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"),
-                       name.size()));
+  name.resize(std::min(
+      name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"),
+      name.size()));
   for (const FunctionConstant& c : library.function_constants()) {
     if (c.name == name) name += "' (index " + std::to_string(c.index) + ", type '" + c.type + "')";
   }
@@ -167,8 +171,8 @@ std::shared_ptr<const Library> Library::from_source(const std::string& source,
   if (const auto path = DiskCache::instance().find(file)) {
     if (auto library = deserialise(key, read_file(*path), options.fast_math)) return library;
   }
-  auto library = std::make_shared<SourceLibrary>(key, preprocess(source, options),
-                                                 options.fast_math);
+  auto library =
+      std::make_shared<SourceLibrary>(key, preprocess(source, options), options.fast_math);
   const std::string broken = check_rules(library->tokens, library->declarations);
   const SyntaxCheck check =
       rewrite_for_check(library->text, library->tokens, library->declarations);
@@ -180,7 +184,8 @@ std::shared_ptr<const Library> Library::from_source(const std::string& source,
   }
   if (!broken.empty()) throw CompileError(broken);
   library->set_indices(indices_in(warnings, library->declarations.constants.size()));
-  DiskCache::instance().store(file, [&](const auto& path) { write_file(path, serialise(*library)); });
+  DiskCache::instance().store(file,
+                              [&](const auto& path) { write_file(path, serialise(*library)); });
   return library;
 }
 

@@ -105,8 +105,8 @@ void DiskCache::remove(const std::string& name) {
 
 fs::path DiskCache::temporary(const std::string& suffix) {
   static std::atomic<uint64_t> counter{0};
-  return directory_ / (kTemporaryPrefix + std::to_string(getpid()) + "-" +
-                       std::to_string(counter++) + suffix);
+  return directory_ /
+         (kTemporaryPrefix + std::to_string(getpid()) + "-" + std::to_string(counter++) + suffix);
 }
 
 // Oldest use first, until the rest is comfortably below the bound.

@@ -117,9 +117,10 @@ class Parser {
     f.is_member = is_class;
     f.namespaces = namespaces_;
     f.attributes = parse_attributes(tokens_, f.head);
-    f.is_kernel = !is_class && (find_attribute(f.attributes, "kernel") ||
-                                std::any_of(tokens_.list.begin() + head, tokens_.list.begin() + open,
-                                            [](const Token& t) { return t.is("kernel"); }));
+    f.is_kernel =
+        !is_class && (find_attribute(f.attributes, "kernel") ||
+                      std::any_of(tokens_.list.begin() + head, tokens_.list.begin() + open,
+                                  [](const Token& t) { return t.is("kernel"); }));
     size_t i = f.parameters.end + 1;
     f.qualifiers.begin = i;
     while (i < end && !is_any(tokens_[i], {";", "{", ":", "="})) {
@@ -278,8 +279,10 @@ std::vector<Parameter> parse_parameters(const Tokens& tokens, TokenRange range) 
   for (size_t i = range.begin; i <= range.end && begin < range.end; ++i) {
     if (i < range.end && !tokens[i].is(",")) {
       const size_t after = skip_angles(tokens, i);
-      if (after > i) i = after - 1;
-      else if (tokens[i].partner > static_cast<int32_t>(i)) i = tokens[i].partner;
+      if (after > i)
+        i = after - 1;
+      else if (tokens[i].partner > static_cast<int32_t>(i))
+        i = tokens[i].partner;
       continue;
     }
     const TokenRange one{begin, i};

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "compiler_entry.h"
+
 namespace sim {
 
 const char kUnsetConstantPrefix[] = "sim_unset_function_constant.";
@@ -98,8 +100,8 @@ void Rewriter::rewrite_threadgroup_arrays() {
     uint32_t number = 0;
     for (size_t i = f.body.begin; f.is_kernel && i < f.body.end; ++i) {
       const Token& before = tokens_.at(static_cast<std::ptrdiff_t>(i) - 1);
-      const bool starts_statement = before.is("{") || before.is("}") || before.is(";") ||
-                                    before.kind == TokenKind::Directive;
+      const bool starts_statement =
+          before.is("{") || before.is("}") || before.is(";") || before.kind == TokenKind::Directive;
       if (!starts_statement) continue;
       size_t semicolon = i;
       bool is_threadgroup = false, is_plain = true;
@@ -109,7 +111,8 @@ void Rewriter::rewrite_threadgroup_arrays() {
           semicolon = std::max(skip_angles(tokens_, semicolon), semicolon + 1) - 1;
         } else if (token.is("(") || token.is("[")) {
           semicolon = token.partner;
-        } else if (token.is("{") || token.is("}") || token.is("=") || token.is("*") || token.is("&")) {
+        } else if (token.is("{") || token.is("}") || token.is("=") || token.is("*") ||
+                   token.is("&")) {
           is_plain = false;
           break;
         } else if (token.is("threadgroup")) {
@@ -138,7 +141,8 @@ void Rewriter::rewrite_threadgroup_declaration(TokenRange range, uint32_t& numbe
     }
   }
   for (size_t i = range.begin; i < name; ++i) {
-    if (tokens_[i].is("alignas")) i = tokens_[i + 1].partner;
+    if (tokens_[i].is("alignas"))
+      i = tokens_[i + 1].partner;
     else if (!tokens_[i].is("threadgroup") && !tokens_[i].is("static")) {
       type += std::string(tokens_[i].text) + " ";
     }
@@ -147,10 +151,10 @@ void Rewriter::rewrite_threadgroup_declaration(TokenRange range, uint32_t& numbe
   for (const Parameter& d : parse_parameters(tokens_, {name, range.end})) {
     const std::string declared = "sim_array_" + std::to_string(number);
     const std::string variable(tokens_[d.range.begin].text);
-    text += "typedef " + type + declared +
-            text_of(tokens_, {d.range.begin + 1, d.range.end}) + "; threadgroup " + declared + "& " +
-            variable + " = ::sim::threadgroup_array<" + declared + ">(" +
-            std::to_string(number) + ", " + alignment + ", \"" + variable + "\"); ";
+    text += "typedef " + type + declared + text_of(tokens_, {d.range.begin + 1, d.range.end}) +
+            "; threadgroup " + declared + "& " + variable + " = ::sim::threadgroup_array<" +
+            declared + ">(" + std::to_string(number) + ", " + alignment + ", \"" + variable +
+            "\"); ";
     ++number;
   }
   text.resize(text.size() - 2);   // the statement's own semicolon follows
@@ -167,7 +171,8 @@ void Rewriter::rewrite_constructors() {
                                 !tokens_.at(static_cast<std::ptrdiff_t>(i) - 1).is("operator");
     if (token.kind == TokenKind::Number && token.text.size() > 2 && token.text[1] != 'x' &&
         token.text.substr(token.text.size() - 2) == "bf") {
-      replace({i, i + 1}, "bfloat(" + std::string(token.text.substr(0, token.text.size() - 2)) + ")");
+      replace({i, i + 1},
+              "bfloat(" + std::string(token.text.substr(0, token.text.size() - 2)) + ")");
     } else if (token.kind != TokenKind::Identifier) {
       continue;
     } else if (is_vector_type(token.text) && is_constructor) {
@@ -229,85 +234,6 @@ void Rewriter::drop_members_of_other_spaces() {
   }
 }
 
-struct PositionAttribute {
-  const char* name;
-  const char* field;
-};
-constexpr PositionAttribute kPositions[] = {
-    {"thread_position_in_grid", "thread_position_in_grid"},
-    {"thread_position_in_threadgroup", "thread_position_in_threadgroup"},
-    {"threadgroup_position_in_grid", "threadgroup_position_in_grid"},
-    {"threads_per_threadgroup", "threads_per_threadgroup"},
-    {"dispatch_threads_per_threadgroup", "dispatch_threads_per_threadgroup"},
-    {"threads_per_grid", "threads_per_grid"},
-    {"threadgroups_per_grid", "threadgroups_per_grid"},
-    {"grid_size", "grid_size"},
-    {"thread_index_in_threadgroup", "thread_index_in_threadgroup"},
-    {"thread_index_in_simdgroup", "thread_index_in_simdgroup"},
-    {"simdgroup_index_in_threadgroup", "simdgroup_index_in_threadgroup"},
-    {"simdgroups_per_threadgroup", "simdgroups_per_threadgroup"},
-    {"dispatch_simdgroups_per_threadgroup", "simdgroups_per_threadgroup"},
-    {"threads_per_simdgroup", "threads_per_simdgroup"},
-    {"thread_execution_width", "threads_per_simdgroup"},
-};
-
-// A class beside the kernel, so that names in its attributes mean what they mean there.
-std::string attributes_class(const Tokens& tokens, const Function& f) {
-  std::string parameters, positions, max_threads = "0";
-  uint32_t count = 0;
-  for (const Parameter& p : parse_parameters(tokens, f.parameters)) {
-    std::string kind = "::sim::kBuffer", slot = "::sim::kNextFreeSlot", exists = "true";
-    for (const Attribute& a : p.attributes) {
-      const std::string argument = "(" + text_of(tokens, a.arguments) + ")";
-      if (a.name == "buffer") slot = argument;
-      if (a.name == "function_constant") exists = argument;
-      if (a.name == "threadgroup") kind = "::sim::kThreadgroupBuffer", slot = argument;
-      for (const PositionAttribute& position : kPositions) {
-        if (a.name != position.name) continue;
-        kind = "::sim::kPosition";
-        positions += "if constexpr (I == " + std::to_string(count) + ") return (me->" +
-                     position.field + "); else ";
-      }
-    }
-    parameters += "{" + kind + ", static_cast<uint32_t>(" + slot + "), bool(" + exists + "), \"" +
-                  p.name + "\"}, ";
-    ++count;
-  }
-  if (const Attribute* a = find_attribute(f.attributes, "max_total_threads_per_threadgroup")) {
-    max_threads = text_of(tokens, a->arguments);
-  }
-  const std::string header = f.template_header.is_empty()
-                                 ? ""
-                                 : "template " + text_of(tokens, f.template_header) + " ";
-  return " " + header + "struct sim_attributes_" + f.name +
-         " { static constexpr uint32_t count = " + std::to_string(count) +
-         ", max_total_threads = (" + max_threads +
-         "); static constexpr ::sim::ParameterAttributes parameters[count + 1] = {" + parameters +
-         "{}}; template <unsigned I> SIM_HIDDEN static METAL_FUNC decltype(auto) position("
-         "const ::sim::Thread* me) { " + positions + "return 0u; } };";
-}
-
-std::string entry_text(const Tokens& tokens, const KernelName& kernel) {
-  const auto& namespaces = kernel.instantiation ? kernel.instantiation->namespaces
-                                                : kernel.function->namespaces;
-  const std::string id = kernel.instantiation ? kernel.instantiation->template_id
-                                              : kernel.function->name;
-  std::string attributes = id;
-  attributes.insert(attributes.find(kernel.function->name), "sim_attributes_");
-  std::string open, close, path;
-  for (const std::string& name : namespaces) {
-    open += "namespace " + name + " { ";
-    close += "} ";
-    path += "::" + name;
-  }
-  const Token& name = tokens[kernel.function->name_token];
-  const std::string marker =
-      "\n# " + std::to_string(name.line) + " \"" + tokens.files[name.file] + "\"\n";
-  return marker + open + "struct sim_entry_traits : " + attributes + " { static constexpr auto* function = &" + id +
-         "; using types = ::sim::FunctionTypes<decltype(&" + id + ")>; }; " + close + marker +
-         "SIM_KERNEL_ENTRY(" + path + "::sim_entry_traits)\n";
-}
-
 std::string constant_definition(const ConstantDeclaration& c, uint32_t index,
                                 const ConstantValues& values) {
   const auto value = values.find(index);
@@ -366,14 +292,14 @@ SyntaxCheck rewrite_for_check(std::string_view source, const Tokens& tokens,
                               const Declarations& declarations) {
   Rewriter rewriter(source, tokens, declarations);
   SyntaxCheck result;
-  std::set<std::string> checked;   // one of each template where there are many
+  std::set<std::string> checked;  // one of each template where there are many
   const bool is_few = declarations.instantiations.size() <= kMaxCheckedInstantiations;
   for (const Instantiation& x : declarations.instantiations) {
     const bool is_kept = checked.insert(x.function).second || is_few;
     result.instantiations += is_kept;
     rewriter.replace(x.range, is_kept ? "template <auto*> struct sim_use; using sim_check_" +
-                                            std::to_string(result.instantiations) +
-                                            " = sim_use<&" + x.template_id + ">;"
+                                            std::to_string(result.instantiations) + " = sim_use<&" +
+                                            x.template_id + ">;"
                                       : "");
   }
   std::map<std::string, std::string, std::less<>> answers;

@@ -7,14 +7,18 @@
 namespace sim {
 namespace {
 
-bool starts_identifier(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_'; }
+bool starts_identifier(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) || c == '_';
+}
 bool continues_identifier(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
 }
 
 class Tokenizer {
  public:
-  explicit Tokenizer(std::string_view text) : text_(text) { tokens_.files.emplace_back("program_source"); }
+  explicit Tokenizer(std::string_view text) : text_(text) {
+    tokens_.files.emplace_back("program_source");
+  }
 
   Tokens run() {
     while (skip_blanks(), at_ < text_.size()) {
@@ -153,6 +157,8 @@ std::string Tokens::position(const Token& token) const {
   return files[token.file] + ":" + std::to_string(token.line) + ":" + std::to_string(token.column);
 }
 
-Tokens tokenize(std::string_view text) { return Tokenizer(text).run(); }
+Tokens tokenize(std::string_view text) {
+  return Tokenizer(text).run();
+}
 
 }  // namespace sim

@@ -27,7 +27,8 @@ std::string g_msl_directory;
 fs::path msl_directory() {
   std::lock_guard<std::mutex> lock(g_msl_mutex);
   if (g_msl_directory.empty()) {
-    throw CompileError("simulator: expected set_msl_include_directory before the first compilation");
+    throw CompileError(
+        "simulator: expected set_msl_include_directory before the first compilation");
   }
   return g_msl_directory;
 }
@@ -45,16 +46,18 @@ fs::path find_program(const std::string& name) {
 }
 
 fs::path find_clang() {
-  Arguments names = {"clang++-21", "clang++-20", "clang++-19", "clang++-18", "clang++-17", "clang++"};
+  Arguments names = {"clang++-21", "clang++-20", "clang++-19",
+                     "clang++-18", "clang++-17", "clang++"};
   const char* chosen = std::getenv("TORCH_FLASH_MPS_CLANG");
   if (chosen && *chosen) names = {chosen};
   for (const std::string& name : names) {
     if (const fs::path path = find_program(name); !path.empty()) return path;
   }
-  throw CompileError(chosen && *chosen
-                         ? "simulator: TORCH_FLASH_MPS_CLANG names no program: " + std::string(chosen)
-                         : "simulator: expected clang++ 17 or newer, found none in PATH; install it "
-                           "(Debian: clang-19 lld-19) or set TORCH_FLASH_MPS_CLANG");
+  throw CompileError(
+      chosen && *chosen
+          ? "simulator: TORCH_FLASH_MPS_CLANG names no program: " + std::string(chosen)
+          : "simulator: expected clang++ 17 or newer, found none in PATH; install it "
+            "(Debian: clang-19 lld-19) or set TORCH_FLASH_MPS_CLANG");
 }
 
 const fs::path& clang() {
@@ -87,11 +90,10 @@ Arguments language_flags(Flavour flavour, bool fast_math) {
       // Literals without a suffix are floats; half and bfloat round after every operation.
       "-Xclang", "-cl-single-precision-constant", "-Xclang", "-ffloat16-excess-precision=none",
       "-Xclang", "-fbfloat16-excess-precision=none",
-      fast_math ? "-ffp-contract=fast" : "-ffp-contract=off",
-      "-Wno-everything", "-Wimplicit-float-conversion", "-Wdeprecated-declarations",
-      "-Werror=vla",
-      "-fno-caret-diagnostics", "-fno-color-diagnostics",
-      "-isystem", msl.string(), "-isystem", (msl.parent_path() / "runtime").string()};
+      fast_math ? "-ffp-contract=fast" : "-ffp-contract=off", "-Wno-everything",
+      "-Wimplicit-float-conversion", "-Wdeprecated-declarations", "-Werror=vla",
+      "-fno-caret-diagnostics", "-fno-color-diagnostics", "-isystem", msl.string(), "-isystem",
+      (msl.parent_path() / "runtime").string()};
   if (flavour == Flavour::Instrumented) {
     // The kernel flavour of the address sanitizer calls a hook for every access of any size, and
     // needs neither shadow memory nor a run-time library.
@@ -151,11 +153,17 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
 
 std::string in_words_of_msl(std::string line) {
   static const std::pair<const char*, const char*> kWords[] = {
-      {"__global ", "device "},     {"__constant ", "constant "},
-      {"__local ", "threadgroup "}, {"generic address space", "address space 'thread'"},
-      {"'__global'", "'device'"},   {"'__constant'", "'constant'"},
-      {"'__local'", "'threadgroup'"}, {" (aka '_Float16')", ""}, {" (aka '__bf16')", ""},
-      {"_Float16", "half"},         {"__bf16", "bfloat"}};
+      {"__global ", "device "},
+      {"__constant ", "constant "},
+      {"__local ", "threadgroup "},
+      {"generic address space", "address space 'thread'"},
+      {"'__global'", "'device'"},
+      {"'__constant'", "'constant'"},
+      {"'__local'", "'threadgroup'"},
+      {" (aka '_Float16')", ""},
+      {" (aka '__bf16')", ""},
+      {"_Float16", "half"},
+      {"__bf16", "bfloat"}};
   for (const auto& [from, to] : kWords) replace_all(line, from, to);
   replace_all(line, msl_directory().string() + "/sim/", "metal_stdlib/");
   return line;
@@ -172,13 +180,17 @@ std::string errors_of(const std::string& messages) {
                               line.find("to 'bfloat") != std::string::npos;
     if (is_narrowing) replace_all(line, "warning: ", "error: ");
     // The requirement is the library's own business; the message after it is what the user needs.
-    const size_t requirement = line.find(" due to requirement '"), end = line.find("': ", requirement);
+    const size_t requirement = line.find(" due to requirement '"),
+                 end = line.find("': ", requirement);
     if (requirement != std::string::npos && end != std::string::npos) {
       line.erase(requirement, end + 1 - requirement);
     }
-    if (line.find("error: ") != std::string::npos) is_wanted = true;
-    else if (line.find("warning: ") != std::string::npos) is_wanted = false;
-    else if (line.find("note: ") == std::string::npos) continue;   // summaries, include stacks
+    if (line.find("error: ") != std::string::npos)
+      is_wanted = true;
+    else if (line.find("warning: ") != std::string::npos)
+      is_wanted = false;
+    else if (line.find("note: ") == std::string::npos)
+      continue;  // summaries, include stacks
     if (is_wanted) result += line + "\n";
   }
   return result;
@@ -218,9 +230,9 @@ fs::path precompiled_library(Flavour flavour, bool fast_math) {
   if (const auto found = DiskCache::instance().find(name)) return *found;
   return DiskCache::instance().store(name, [&](const fs::path& path) {
     Arguments arguments = language_flags(flavour, fast_math);
-    arguments.insert(arguments.end(), {"-Xclang", "-fno-pch-timestamp", "-x", "c++-header",
-                                       (msl_directory() / "sim" / "prefix.h").string(), "-o",
-                                       path.string()});
+    arguments.insert(arguments.end(),
+                     {"-Xclang", "-fno-pch-timestamp", "-x", "c++-header",
+                      (msl_directory() / "sim" / "prefix.h").string(), "-o", path.string()});
     checked(run_clang(std::move(arguments)));
   });
 }
@@ -250,10 +262,22 @@ std::string toolchain_identity(Flavour flavour, bool fast_math) {
 std::string preprocess(const std::string& source, const CompileOptions& options) {
   const Scratch input(".metal");
   write_file(input.path, "# 1 \"program_source\"\n" + source);
-  Arguments arguments = {"-E", "-x", "c++", "-std=c++17", "-nostdlibinc", "-nostdinc++", kInt8IsChar,
-                         "-Wno-everything", "-fno-caret-diagnostics", "-fno-color-diagnostics",
-                         "-DSIM_PREPROCESS_ONLY", "-D__METAL__=1", "-D__METAL_VERSION__=320",
-                         "-D__METAL_MACOS__=1", "-isystem", msl_directory().string()};
+  Arguments arguments = {"-E",
+                         "-x",
+                         "c++",
+                         "-std=c++17",
+                         "-nostdlibinc",
+                         "-nostdinc++",
+                         kInt8IsChar,
+                         "-Wno-everything",
+                         "-fno-caret-diagnostics",
+                         "-fno-color-diagnostics",
+                         "-DSIM_PREPROCESS_ONLY",
+                         "-D__METAL__=1",
+                         "-D__METAL_VERSION__=320",
+                         "-D__METAL_MACOS__=1",
+                         "-isystem",
+                         msl_directory().string()};
   if (options.fast_math) arguments.push_back("-D__FAST_MATH__=1");
   for (const auto& [name, value] : options.macros) arguments.push_back("-D" + name + "=" + value);
   arguments.push_back(input.path.string());

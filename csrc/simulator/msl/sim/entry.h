@@ -6,16 +6,16 @@ namespace sim {
 
 // Parameters of a kernel, as their attributes say.
 enum ParameterKind : uint32_t {
-  kBuffer,              // [[buffer(n)]], or memory without an attribute
-  kThreadgroupBuffer,   // [[threadgroup(n)]]
-  kPosition,            // one of MSL's thread positions
+  kBuffer,  // [[buffer(n)]], or memory without an attribute
+  kThreadgroupBuffer,  // [[threadgroup(n)]]
+  kPosition,  // one of MSL's thread positions
 };
 
 constexpr uint32_t kNextFreeSlot = ~0u;
 
 struct ParameterAttributes {
   ParameterKind kind;
-  uint32_t slot;            // of a buffer
+  uint32_t slot;  // of a buffer
   bool exists;
   const char* name;
 };
@@ -43,13 +43,15 @@ struct Memory {
 };
 template <typename T>
 constexpr uint32_t alignment_of() {
-  if constexpr (__is_void(T)) return 1;
-  else return alignof(T);
+  if constexpr (__is_void(T))
+    return 1;
+  else
+    return alignof(T);
 }
-#define SIM_MEMORY(space, writable, threadgroup_memory, alignment)                        \
-  template <typename T>                                                                   \
+#define SIM_MEMORY(space, writable, threadgroup_memory, alignment)                         \
+  template <typename T>                                                                    \
   struct MemoryOf<space T*> : Memory<space T, writable, threadgroup_memory, alignment> {}; \
-  template <typename T>                                                                   \
+  template <typename T>                                                                    \
   struct MemoryOf<space T&> : Memory<space T, writable, threadgroup_memory, alignment> {};
 SIM_MEMORY(device, true, false, alignment_of<T>())
 SIM_MEMORY(const device, false, false, alignment_of<T>())
@@ -159,8 +161,9 @@ constexpr ParameterRecord parameter_record() {
   using M = MemoryOf<typename Traits::types::template parameter<I>>;
   constexpr ParameterAttributes a = Traits::parameters[I];
   const bool is_buffer = a.kind != kPosition;
-  return {a.name,       is_buffer ? slot_of<Traits>(I) : 0,    M::alignment, is_buffer,
-          a.kind == kThreadgroupBuffer, M::is_writable, a.exists};
+  return {a.name,    is_buffer ? slot_of<Traits>(I) : 0, M::alignment,
+          is_buffer, a.kind == kThreadgroupBuffer,       M::is_writable,
+          a.exists};
 }
 
 template <typename Traits, typename Sequence>
@@ -186,14 +189,23 @@ constexpr T constant_value() {
   static_assert(sizeof(T) == sizeof...(Bytes), "the value of a function constant has another size");
   if constexpr (metal::is_vector_v<T>) {
     using E = metal::element_t<T>;
-    struct Elements { E e[metal::count_v<T> == 3 ? 4 : metal::count_v<T>]; };
-    struct Raw { unsigned char b[sizeof...(Bytes)]; };
+    struct Elements {
+      E e[metal::count_v<T> == 3 ? 4 : metal::count_v<T>];
+    };
+    struct Raw {
+      unsigned char b[sizeof...(Bytes)];
+    };
     const Elements v = __builtin_bit_cast(Elements, Raw{{Bytes...}});
-    if constexpr (metal::count_v<T> == 2) return T{v.e[0], v.e[1]};
-    else if constexpr (metal::count_v<T> == 3) return T{v.e[0], v.e[1], v.e[2]};
-    else return T{v.e[0], v.e[1], v.e[2], v.e[3]};
+    if constexpr (metal::count_v<T> == 2)
+      return T{v.e[0], v.e[1]};
+    else if constexpr (metal::count_v<T> == 3)
+      return T{v.e[0], v.e[1], v.e[2]};
+    else
+      return T{v.e[0], v.e[1], v.e[2], v.e[3]};
   } else {
-    struct Raw { unsigned char b[sizeof...(Bytes)]; };
+    struct Raw {
+      unsigned char b[sizeof...(Bytes)];
+    };
     return __builtin_bit_cast(T, Raw{{Bytes...}});
   }
 }
@@ -204,13 +216,13 @@ struct [[deprecated]] function_constant_index {};
 
 }  // namespace sim
 
-#define SIM_KERNEL_ENTRY(Traits)                                                            \
-  static_assert(sim::slots_are_in_range<Traits>(), "a buffer index must be from 0 to 30");  \
-  static_assert(sim::slots_are_distinct<Traits>(), "two kernel parameters have the same index"); \
-  using sim_indices = metal::make_integer_sequence<uint32_t, Traits::count>;     \
-  extern "C" __attribute__((visibility("default"))) SIM_HIDDEN void sim_kernel_entry(       \
-      const sim::Launch* launch) {                                                          \
-    sim::run<Traits>(launch, sim_indices{});                                                \
-  }                                                                                         \
+#define SIM_KERNEL_ENTRY(Traits)                                                                  \
+  static_assert(sim::slots_are_in_range<Traits>(), "a buffer index must be from 0 to 30");        \
+  static_assert(sim::slots_are_distinct<Traits>(), "two kernel parameters have the same index");  \
+  using sim_indices = metal::make_integer_sequence<uint32_t, Traits::count>;                      \
+  extern "C" __attribute__((visibility("default"))) SIM_HIDDEN void sim_kernel_entry(             \
+      const sim::Launch* launch) {                                                                \
+    sim::run<Traits>(launch, sim_indices{});                                                      \
+  }                                                                                               \
   extern "C" __attribute__((visibility("default"))) const sim::KernelRecord sim_kernel_record = { \
       sim::Records<Traits, sim_indices>::list, Traits::count, Traits::max_total_threads};

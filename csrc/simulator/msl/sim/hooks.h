@@ -8,7 +8,8 @@ extern "C" __attribute__((visibility("hidden"), used)) SIM_HIDDEN bfloat __trunc
   const uint32_t rounded = is_nan ? bits | 0x400000u : bits + 0x7FFFu + (bits >> 16 & 1u);
   return __builtin_bit_cast(bfloat, static_cast<uint16_t>(rounded >> 16));
 }
-extern "C" __attribute__((visibility("hidden"), used)) SIM_HIDDEN bfloat __truncdfbf2(double value) {
+extern "C" __attribute__((visibility("hidden"), used)) SIM_HIDDEN bfloat
+__truncdfbf2(double value) {
   return __truncsfbf2(static_cast<float>(value));
 }
 
@@ -33,9 +34,13 @@ SIM_HIDDEN inline __attribute__((always_inline)) void access(uintptr_t address, 
 }  // namespace sim
 
 #define SIM_HOOK extern "C" __attribute__((visibility("hidden"), used)) SIM_HIDDEN void
-#define SIM_ACCESS_HOOKS(n)                                                             \
-  SIM_HOOK __asan_load##n##_noabort(uintptr_t address) { sim::access(address, n, false); } \
-  SIM_HOOK __asan_store##n##_noabort(uintptr_t address) { sim::access(address, n, true); }
+#define SIM_ACCESS_HOOKS(n)                               \
+  SIM_HOOK __asan_load##n##_noabort(uintptr_t address) {  \
+    sim::access(address, n, false);                       \
+  }                                                       \
+  SIM_HOOK __asan_store##n##_noabort(uintptr_t address) { \
+    sim::access(address, n, true);                        \
+  }
 SIM_ACCESS_HOOKS(1)
 SIM_ACCESS_HOOKS(2)
 SIM_ACCESS_HOOKS(4)

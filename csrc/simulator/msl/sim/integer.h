@@ -6,16 +6,17 @@ namespace metal {
 template <typename T>
 METAL_FUNC constexpr T clz(T x) {
   using U = make_unsigned_t<element_t<T>>;
-  return map<T>([](element_t<T> a) {
-    return a == 0 ? int(sizeof(a) * 8) : __builtin_clzll(U(a)) - int(64 - sizeof(a) * 8);
-  }, x);
+  return map<T>(
+      [](element_t<T> a) {
+        return a == 0 ? int(sizeof(a) * 8) : __builtin_clzll(U(a)) - int(64 - sizeof(a) * 8);
+      },
+      x);
 }
 template <typename T>
 METAL_FUNC constexpr T ctz(T x) {
   using U = make_unsigned_t<element_t<T>>;
-  return map<T>([](element_t<T> a) {
-    return a == 0 ? int(sizeof(a) * 8) : __builtin_ctzll(U(a));
-  }, x);
+  return map<T>([](element_t<T> a) { return a == 0 ? int(sizeof(a) * 8) : __builtin_ctzll(U(a)); },
+                x);
 }
 template <typename T>
 METAL_FUNC constexpr T popcount(T x) {
@@ -25,18 +26,19 @@ METAL_FUNC constexpr T popcount(T x) {
 template <typename T>
 METAL_FUNC constexpr T reverse_bits(T x) {
   using U = make_unsigned_t<element_t<T>>;
-  return map<T>([](element_t<T> a) {
-    return U(__builtin_bitreverse64(U(a)) >> (64 - sizeof(a) * 8));
-  }, x);
+  return map<T>(
+      [](element_t<T> a) { return U(__builtin_bitreverse64(U(a)) >> (64 - sizeof(a) * 8)); }, x);
 }
 template <typename T, typename U>
 METAL_FUNC constexpr T rotate(T x, U by) {
   using E = make_unsigned_t<element_t<T>>;
   constexpr int bits = sizeof(E) * 8;
-  return map<T>([](element_t<T> a, auto b) {
-    const int n = int(b) & (bits - 1);
-    return n == 0 ? E(a) : E(E(a) << n | E(a) >> (bits - n));
-  }, x, by);
+  return map<T>(
+      [](element_t<T> a, auto b) {
+        const int n = int(b) & (bits - 1);
+        return n == 0 ? E(a) : E(E(a) << n | E(a) >> (bits - n));
+      },
+      x, by);
 }
 template <typename T>
 METAL_FUNC constexpr T mulhi(T x, T y) {

@@ -15,32 +15,32 @@ METAL_FUNC auto fmedian3(A... a) {
 }  // namespace metal
 
 // The last argument chooses fast or precise maths, which are one here.
-#define SIM_MATHS(name)                                     \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_##name(T x, int) {                   \
-    return metal::name(x);                                  \
-  }                                                         \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_##name(T x) {                        \
-    return metal::name(x);                                  \
+#define SIM_MATHS(name)                   \
+  template <typename T>                   \
+  METAL_FUNC T __metal_##name(T x, int) { \
+    return metal::name(x);                \
+  }                                       \
+  template <typename T>                   \
+  METAL_FUNC T __metal_##name(T x) {      \
+    return metal::name(x);                \
   }
-#define SIM_MATHS_2(name)                                   \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_##name(T x, T y, int) {              \
-    return metal::name(x, y);                               \
-  }                                                         \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_##name(T x, T y) {                   \
-    return metal::name(x, y);                               \
+#define SIM_MATHS_2(name)                      \
+  template <typename T>                        \
+  METAL_FUNC T __metal_##name(T x, T y, int) { \
+    return metal::name(x, y);                  \
+  }                                            \
+  template <typename T>                        \
+  METAL_FUNC T __metal_##name(T x, T y) {      \
+    return metal::name(x, y);                  \
   }
-#define SIM_MATHS_3(name)                                   \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_##name(T x, T y, T z, int) {         \
-    return metal::name(x, y, z);                            \
-  }                                                         \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_##name(T x, T y, T z) {              \
-    return metal::name(x, y, z);                            \
+#define SIM_MATHS_3(name)                           \
+  template <typename T>                             \
+  METAL_FUNC T __metal_##name(T x, T y, T z, int) { \
+    return metal::name(x, y, z);                    \
+  }                                                 \
+  template <typename T>                             \
+  METAL_FUNC T __metal_##name(T x, T y, T z) {      \
+    return metal::name(x, y, z);                    \
   }
 SIM_MATHS(acos)
 SIM_MATHS(acosh)
@@ -88,26 +88,30 @@ SIM_MATHS_3(fmin3)
 #undef SIM_MATHS_2
 #undef SIM_MATHS_3
 
-METAL_FUNC float __metal_ldexp(float x, int k, int = 0) { return metal::ldexp(x, k); }
+METAL_FUNC float __metal_ldexp(float x, int k, int = 0) {
+  return metal::ldexp(x, k);
+}
 METAL_FUNC float __metal_frexp(float x, thread int* exponent) {
   return metal::frexp(x, *exponent);
 }
-METAL_FUNC ushort __metal_get_simdgroup_size(ushort) { return sim::kSimdWidth; }
+METAL_FUNC ushort __metal_get_simdgroup_size(ushort) {
+  return sim::kSimdWidth;
+}
 
-#define SIM_LANES(name)                                     \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_simd_##name(T data) {                \
-    return metal::simd_##name(data);                        \
+#define SIM_LANES(name)                      \
+  template <typename T>                      \
+  METAL_FUNC T __metal_simd_##name(T data) { \
+    return metal::simd_##name(data);         \
   }
-#define SIM_SHUFFLE(name)                                   \
-  template <typename T>                                     \
-  METAL_FUNC T __metal_simd_##name(T data, ushort lane) {   \
-    return metal::simd_##name(data, lane);                  \
+#define SIM_SHUFFLE(name)                                 \
+  template <typename T>                                   \
+  METAL_FUNC T __metal_simd_##name(T data, ushort lane) { \
+    return metal::simd_##name(data, lane);                \
   }
-#define SIM_FILL(name)                                      \
-  template <typename T>                                     \
+#define SIM_FILL(name)                                                               \
+  template <typename T>                                                              \
   METAL_FUNC T __metal_simd_##name(T data, T filling, ushort delta, ushort modulo) { \
-    return metal::simd_##name(data, filling, delta, modulo); \
+    return metal::simd_##name(data, filling, delta, modulo);                         \
   }
 SIM_LANES(max)
 SIM_LANES(min)
@@ -117,7 +121,7 @@ SIM_LANES(prefix_exclusive_product)
 SIM_LANES(prefix_exclusive_sum)
 SIM_LANES(prefix_inclusive_product)
 SIM_LANES(prefix_inclusive_sum)
-METAL_FUNC float __metal_simd_xor(float data) {   // declared for bfloat, never meant to be called
+METAL_FUNC float __metal_simd_xor(float data) {  // declared for bfloat, never meant to be called
   return as_type<float>(metal::simd_xor(as_type<uint>(data)));
 }
 SIM_SHUFFLE(broadcast)

@@ -71,19 +71,27 @@ struct numeric_limits {
   static constexpr constant bool is_specialized = false;
 };
 
-#define SIM_INTEGER_LIMITS(T, low, high)                          \
-  template <>                                                     \
-  struct numeric_limits<T> {                                      \
-    static constexpr constant bool is_specialized = true;         \
-    static constexpr constant bool is_integer = true;             \
-    static constexpr constant bool is_signed = T(-1) < T(0);      \
-    static constexpr constant bool has_infinity = false;          \
-    static constexpr constant bool has_quiet_NaN = false;         \
+#define SIM_INTEGER_LIMITS(T, low, high)                              \
+  template <>                                                         \
+  struct numeric_limits<T> {                                          \
+    static constexpr constant bool is_specialized = true;             \
+    static constexpr constant bool is_integer = true;                 \
+    static constexpr constant bool is_signed = T(-1) < T(0);          \
+    static constexpr constant bool has_infinity = false;              \
+    static constexpr constant bool has_quiet_NaN = false;             \
     static constexpr constant int digits = sizeof(T) * 8 - is_signed; \
-    static constexpr T min() { return low; }                      \
-    static constexpr T lowest() { return low; }                   \
-    static constexpr T max() { return high; }                     \
-    static constexpr T epsilon() { return T(0); }                 \
+    static constexpr T min() {                                        \
+      return low;                                                     \
+    }                                                                 \
+    static constexpr T lowest() {                                     \
+      return low;                                                     \
+    }                                                                 \
+    static constexpr T max() {                                        \
+      return high;                                                    \
+    }                                                                 \
+    static constexpr T epsilon() {                                    \
+      return T(0);                                                    \
+    }                                                                 \
   };
 SIM_INTEGER_LIMITS(bool, false, true)
 SIM_INTEGER_LIMITS(char, SCHAR_MIN, SCHAR_MAX)
@@ -96,22 +104,36 @@ SIM_INTEGER_LIMITS(long, LONG_MIN, LONG_MAX)
 SIM_INTEGER_LIMITS(ulong, 0, ULONG_MAX)
 #undef SIM_INTEGER_LIMITS
 
-#define SIM_FLOAT_LIMITS(T, prefix, mantissa)                     \
-  template <>                                                     \
-  struct numeric_limits<T> {                                      \
-    static constexpr constant bool is_specialized = true;         \
-    static constexpr constant bool is_integer = false;            \
-    static constexpr constant bool is_signed = true;              \
-    static constexpr constant bool has_infinity = true;           \
-    static constexpr constant bool has_quiet_NaN = true;          \
-    static constexpr constant int digits = mantissa;              \
-    static constexpr T min() { return prefix##_MIN; }             \
-    static constexpr T lowest() { return -prefix##_MAX; }         \
-    static constexpr T max() { return prefix##_MAX; }             \
-    static constexpr T epsilon() { return prefix##_EPSILON; }     \
-    static constexpr T infinity() { return T(INFINITY); }         \
-    static constexpr T quiet_NaN() { return T(NAN); }             \
-    static constexpr T signaling_NaN() { return T(NAN); }         \
+#define SIM_FLOAT_LIMITS(T, prefix, mantissa)             \
+  template <>                                             \
+  struct numeric_limits<T> {                              \
+    static constexpr constant bool is_specialized = true; \
+    static constexpr constant bool is_integer = false;    \
+    static constexpr constant bool is_signed = true;      \
+    static constexpr constant bool has_infinity = true;   \
+    static constexpr constant bool has_quiet_NaN = true;  \
+    static constexpr constant int digits = mantissa;      \
+    static constexpr T min() {                            \
+      return prefix##_MIN;                                \
+    }                                                     \
+    static constexpr T lowest() {                         \
+      return -prefix##_MAX;                               \
+    }                                                     \
+    static constexpr T max() {                            \
+      return prefix##_MAX;                                \
+    }                                                     \
+    static constexpr T epsilon() {                        \
+      return prefix##_EPSILON;                            \
+    }                                                     \
+    static constexpr T infinity() {                       \
+      return T(INFINITY);                                 \
+    }                                                     \
+    static constexpr T quiet_NaN() {                      \
+      return T(NAN);                                      \
+    }                                                     \
+    static constexpr T signaling_NaN() {                  \
+      return T(NAN);                                      \
+    }                                                     \
   };
 SIM_FLOAT_LIMITS(float, FLT, 24)
 SIM_FLOAT_LIMITS(half, HALF, 11)

@@ -26,13 +26,15 @@ using common_t = typename common_type<T, U>::type;
 template <typename T, typename U, typename = void>
 struct common_float_type : common_type<T, U> {};
 template <typename T, typename U>
-struct common_float_type<T, U, enable_if_t<!is_vector_v<T> && !is_vector_v<U> &&
-                                           is_floating_point_v<T> && is_integral_v<U>>> {
+struct common_float_type<
+    T, U,
+    enable_if_t<!is_vector_v<T> && !is_vector_v<U> && is_floating_point_v<T> && is_integral_v<U>>> {
   using type = T;
 };
 template <typename T, typename U>
-struct common_float_type<T, U, enable_if_t<!is_vector_v<T> && !is_vector_v<U> &&
-                                           is_integral_v<T> && is_floating_point_v<U>>> {
+struct common_float_type<
+    T, U,
+    enable_if_t<!is_vector_v<T> && !is_vector_v<U> && is_integral_v<T> && is_floating_point_v<U>>> {
   using type = U;
 };
 template <typename R>
@@ -42,31 +44,30 @@ using common_float_t = only_float_t<typename common_float_type<T, U>::type>;
 
 // Booleans of the same shape.
 template <typename T>
-using bool_like_t = typename conditional<is_vector_v<T>, vec<bool, count_v<T> < 2 ? 2 : count_v<T>>,
-                                         bool>::type;
+using bool_like_t = typename conditional < is_vector_v<T>,
+      vec<bool, count_v<T><2 ? 2 : count_v<T>>, bool>::type;
 
-#define SIM_UNARY(name, ...)                                          \
-  template <typename T>                                               \
-  METAL_FUNC only_float_t<T> name(T x) {                              \
-    return map<T>([](float a) -> float { return __VA_ARGS__; }, x);   \
+#define SIM_UNARY(name, ...)                                        \
+  template <typename T>                                             \
+  METAL_FUNC only_float_t<T> name(T x) {                            \
+    return map<T>([](float a) -> float { return __VA_ARGS__; }, x); \
   }
-#define SIM_BINARY(name, ...)                                                  \
-  template <typename T, typename U>                                            \
-  METAL_FUNC common_float_t<T, U> name(T x, U y) {                             \
-    return map<common_float_t<T, U>>(                                          \
-        [](float a, float b) -> float { return __VA_ARGS__; }, x, y);          \
+#define SIM_BINARY(name, ...)                                                                      \
+  template <typename T, typename U>                                                                \
+  METAL_FUNC common_float_t<T, U> name(T x, U y) {                                                 \
+    return map<common_float_t<T, U>>([](float a, float b) -> float { return __VA_ARGS__; }, x, y); \
   }
-#define SIM_TERNARY(name, ...)                                                 \
-  template <typename T, typename U, typename V>                                \
-  METAL_FUNC common_float_t<common_float_t<T, U>, V> name(T x, U y, V z) {     \
-    return map<common_float_t<common_float_t<T, U>, V>>(                       \
+#define SIM_TERNARY(name, ...)                                                    \
+  template <typename T, typename U, typename V>                                   \
+  METAL_FUNC common_float_t<common_float_t<T, U>, V> name(T x, U y, V z) {        \
+    return map<common_float_t<common_float_t<T, U>, V>>(                          \
         [](float a, float b, float c) -> float { return __VA_ARGS__; }, x, y, z); \
   }
-#define SIM_EXPONENTIAL(name, ...)                                    \
-  template <typename T>                                               \
-  METAL_FUNC only_float_t<T> name(T x) {                              \
-    sim::count_exponentials(count_v<T>);                              \
-    return map<T>([](float a) -> float { return __VA_ARGS__; }, x);   \
+#define SIM_EXPONENTIAL(name, ...)                                  \
+  template <typename T>                                             \
+  METAL_FUNC only_float_t<T> name(T x) {                            \
+    sim::count_exponentials(count_v<T>);                            \
+    return map<T>([](float a) -> float { return __VA_ARGS__; }, x); \
   }
 
 SIM_EXPONENTIAL(exp, __builtin_expf(a))
@@ -89,9 +90,9 @@ SIM_UNARY(tanh, __builtin_tanhf(a))
 SIM_UNARY(asinh, __builtin_asinhf(a))
 SIM_UNARY(acosh, __builtin_acoshf(a))
 SIM_UNARY(atanh, __builtin_atanhf(a))
-SIM_UNARY(sinpi, __builtin_sinf(a * M_PI_F))
-SIM_UNARY(cospi, __builtin_cosf(a * M_PI_F))
-SIM_UNARY(tanpi, __builtin_tanf(a * M_PI_F))
+SIM_UNARY(sinpi, __builtin_sinf(a* M_PI_F))
+SIM_UNARY(cospi, __builtin_cosf(a* M_PI_F))
+SIM_UNARY(tanpi, __builtin_tanf(a* M_PI_F))
 SIM_UNARY(floor, __builtin_floorf(a))
 SIM_UNARY(ceil, __builtin_ceilf(a))
 SIM_UNARY(trunc, __builtin_truncf(a))
@@ -124,20 +125,20 @@ SIM_TERNARY(fmin3, __builtin_fminf(a, __builtin_fminf(b, c)))
 #undef SIM_EXPONENTIAL
 
 // max and min ignore a NaN on one side, as fmax and fmin do.
-#define SIM_EXTREMUM(name, builtin, compare)                                   \
-  template <typename T, typename U>                                            \
-  METAL_FUNC constexpr common_t<T, U> name(T x, U y) {                         \
-    using R = common_t<T, U>;                                                  \
-    using E = element_t<R>;                                                    \
-    if constexpr (is_floating_point_v<R>) {                                    \
-      return map<R>([](float a, float b) { return builtin(a, b); }, x, y);     \
-    } else {                                                                   \
-      return map<R>([](E a, E b) -> E { return a compare b ? a : b; }, x, y);  \
-    }                                                                          \
-  }                                                                            \
-  template <typename T, typename U, typename V>                                \
-  METAL_FUNC constexpr auto name##3(T x, U y, V z) {                           \
-    return name(name(x, y), z);                                                \
+#define SIM_EXTREMUM(name, builtin, compare)                                  \
+  template <typename T, typename U>                                           \
+  METAL_FUNC constexpr common_t<T, U> name(T x, U y) {                        \
+    using R = common_t<T, U>;                                                 \
+    using E = element_t<R>;                                                   \
+    if constexpr (is_floating_point_v<R>) {                                   \
+      return map<R>([](float a, float b) { return builtin(a, b); }, x, y);    \
+    } else {                                                                  \
+      return map<R>([](E a, E b) -> E { return a compare b ? a : b; }, x, y); \
+    }                                                                         \
+  }                                                                           \
+  template <typename T, typename U, typename V>                               \
+  METAL_FUNC constexpr auto name##3(T x, U y, V z) {                          \
+    return name(name(x, y), z);                                               \
   }
 SIM_EXTREMUM(max, __builtin_fmaxf, >)
 SIM_EXTREMUM(min, __builtin_fminf, <)
@@ -195,10 +196,10 @@ METAL_FUNC only_float_t<T> nextafter(T x, T y) {
   return __builtin_nextafterf(x, y);
 }
 
-#define SIM_PREDICATE(name, ...)                                              \
-  template <typename T>                                                       \
+#define SIM_PREDICATE(name, ...)                                                       \
+  template <typename T>                                                                \
   METAL_FUNC constexpr enable_if_t<is_floating_point_v<T>, bool_like_t<T>> name(T x) { \
-    return map<bool_like_t<T>>([](float a) -> bool { return __VA_ARGS__; }, x); \
+    return map<bool_like_t<T>>([](float a) -> bool { return __VA_ARGS__; }, x);        \
   }
 SIM_PREDICATE(isnan, a != a)
 SIM_PREDICATE(isinf, __builtin_isinf(a))
@@ -236,21 +237,63 @@ METAL_FUNC constexpr common_t<T, U> select(T a, U b, C condition) {
   return map<common_t<T, U>>([](E x, E y, auto c) -> E { return c ? y : x; }, a, b, condition);
 }
 
-#define SIM_FLOAT_FUNCTIONS                                                            \
-  using metal::exp; using metal::exp2; using metal::exp10; using metal::log;           \
-  using metal::log2; using metal::log10; using metal::sqrt; using metal::rsqrt;        \
-  using metal::sin; using metal::cos; using metal::tan; using metal::asin;             \
-  using metal::acos; using metal::atan; using metal::sinh; using metal::cosh;          \
-  using metal::tanh; using metal::asinh; using metal::acosh; using metal::atanh;       \
-  using metal::sinpi; using metal::cospi; using metal::tanpi; using metal::floor;      \
-  using metal::ceil; using metal::trunc; using metal::round; using metal::rint;        \
-  using metal::fabs; using metal::abs; using metal::fract; using metal::sign;          \
-  using metal::saturate; using metal::pow; using metal::powr; using metal::atan2;      \
-  using metal::fmod; using metal::fmax; using metal::fmin; using metal::fdim;          \
-  using metal::divide; using metal::copysign; using metal::fma; using metal::max;      \
-  using metal::min; using metal::clamp; using metal::sincos; using metal::ldexp;       \
-  using metal::frexp; using metal::modf; using metal::isnan; using metal::isinf;       \
-  using metal::isfinite; using metal::isnormal; using metal::signbit; using metal::mix;
+#define SIM_FLOAT_FUNCTIONS \
+  using metal::exp;         \
+  using metal::exp2;        \
+  using metal::exp10;       \
+  using metal::log;         \
+  using metal::log2;        \
+  using metal::log10;       \
+  using metal::sqrt;        \
+  using metal::rsqrt;       \
+  using metal::sin;         \
+  using metal::cos;         \
+  using metal::tan;         \
+  using metal::asin;        \
+  using metal::acos;        \
+  using metal::atan;        \
+  using metal::sinh;        \
+  using metal::cosh;        \
+  using metal::tanh;        \
+  using metal::asinh;       \
+  using metal::acosh;       \
+  using metal::atanh;       \
+  using metal::sinpi;       \
+  using metal::cospi;       \
+  using metal::tanpi;       \
+  using metal::floor;       \
+  using metal::ceil;        \
+  using metal::trunc;       \
+  using metal::round;       \
+  using metal::rint;        \
+  using metal::fabs;        \
+  using metal::abs;         \
+  using metal::fract;       \
+  using metal::sign;        \
+  using metal::saturate;    \
+  using metal::pow;         \
+  using metal::powr;        \
+  using metal::atan2;       \
+  using metal::fmod;        \
+  using metal::fmax;        \
+  using metal::fmin;        \
+  using metal::fdim;        \
+  using metal::divide;      \
+  using metal::copysign;    \
+  using metal::fma;         \
+  using metal::max;         \
+  using metal::min;         \
+  using metal::clamp;       \
+  using metal::sincos;      \
+  using metal::ldexp;       \
+  using metal::frexp;       \
+  using metal::modf;        \
+  using metal::isnan;       \
+  using metal::isinf;       \
+  using metal::isfinite;    \
+  using metal::isnormal;    \
+  using metal::signbit;     \
+  using metal::mix;
 
 namespace fast {
 SIM_FLOAT_FUNCTIONS

@@ -82,7 +82,7 @@ struct simdgroup_matrix<T, 8, 8> {
   }
 
   storage_type elements;
-  uint epoch;   // 0: settled
+  uint epoch;  // 0: settled
 };
 
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
@@ -102,23 +102,23 @@ METAL_FUNC simdgroup_matrix<T, Rows, Cols> make_diagonal_simdgroup_matrix(
   return simdgroup_matrix<T, Rows, Cols>(value);
 }
 
-#define SIM_MATRIX_MEMORY(space)                                                           \
-  template <typename T>                                                                    \
-  METAL_FUNC void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& d, const space T* src,  \
-                                 ulong elements_per_row = 8, ulong2 origin = ulong2(0),    \
-                                 bool transpose = false) {                                 \
-    const uint lane = sim::self()->lane;                                                   \
-    const uint row = matrix_detail::row_of_lane(lane);                                     \
-    const uint col = matrix_detail::column_of_lane(lane);                                  \
-    src += origin.y * elements_per_row + origin.x;                                         \
-    d.settle();                                                                            \
-    if (transpose) {                                                                       \
-      d.elements = vec<T, 2>{src[col * elements_per_row + row],                            \
-                             src[(col + 1) * elements_per_row + row]};                     \
-    } else {                                                                               \
-      d.elements = vec<T, 2>{src[row * elements_per_row + col],                            \
-                             src[row * elements_per_row + col + 1]};                       \
-    }                                                                                      \
+#define SIM_MATRIX_MEMORY(space)                                                                 \
+  template <typename T>                                                                          \
+  METAL_FUNC void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& d, const space T* src,        \
+                                 ulong elements_per_row = 8, ulong2 origin = ulong2(0),          \
+                                 bool transpose = false) {                                       \
+    const uint lane = sim::self()->lane;                                                         \
+    const uint row = matrix_detail::row_of_lane(lane);                                           \
+    const uint col = matrix_detail::column_of_lane(lane);                                        \
+    src += origin.y * elements_per_row + origin.x;                                               \
+    d.settle();                                                                                  \
+    if (transpose) {                                                                             \
+      d.elements =                                                                               \
+          vec<T, 2>{src[col * elements_per_row + row], src[(col + 1) * elements_per_row + row]}; \
+    } else {                                                                                     \
+      d.elements =                                                                               \
+          vec<T, 2>{src[row * elements_per_row + col], src[row * elements_per_row + col + 1]};   \
+    }                                                                                            \
   }
 #define SIM_MATRIX_STORE(space)                                                            \
   template <typename T>                                                                    \

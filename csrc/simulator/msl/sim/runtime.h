@@ -3,7 +3,9 @@
 
 namespace sim {
 
-METAL_FUNC Thread* self() { return current_thread(); }
+METAL_FUNC Thread* self() {
+  return current_thread();
+}
 
 SIM_HIDDEN inline void count_exponentials(uint32_t count) {
   self()->counters.exponentials += count;

@@ -118,43 +118,59 @@ SIM_HIDDEN inline T reduce_lanes(T mine, uint first, uint count, Op op) {
 
 struct SumOf {
   template <typename T>
-  T operator()(T a, T b) const { return a + b; }
+  T operator()(T a, T b) const {
+    return a + b;
+  }
 };
 struct ProductOf {
   template <typename T>
-  T operator()(T a, T b) const { return a * b; }
+  T operator()(T a, T b) const {
+    return a * b;
+  }
 };
 struct MaxOf {
   template <typename T>
-  T operator()(T a, T b) const { return max(a, b); }
+  T operator()(T a, T b) const {
+    return max(a, b);
+  }
 };
 struct MinOf {
   template <typename T>
-  T operator()(T a, T b) const { return min(a, b); }
+  T operator()(T a, T b) const {
+    return min(a, b);
+  }
 };
 struct AndOf {
   template <typename T>
-  T operator()(T a, T b) const { return a & b; }
+  T operator()(T a, T b) const {
+    return a & b;
+  }
 };
 struct OrOf {
   template <typename T>
-  T operator()(T a, T b) const { return a | b; }
+  T operator()(T a, T b) const {
+    return a | b;
+  }
 };
 struct XorOf {
   template <typename T>
-  T operator()(T a, T b) const { return a ^ b; }
+  T operator()(T a, T b) const {
+    return a ^ b;
+  }
 };
 
-SIM_HIDDEN inline uint lanes_of_simdgroup() { return sim::self()->simdgroup->num_lanes; }
+SIM_HIDDEN inline uint lanes_of_simdgroup() {
+  return sim::self()->simdgroup->num_lanes;
+}
 
-#define SIM_REDUCTION(name, Op)                                                  \
-  template <typename T>                                                          \
-  METAL_FUNC T simd_##name(T data) {                                             \
-    return reduce_lanes(data, 0, lanes_of_simdgroup(), Op{});                    \
-  }                                                                              \
-  template <typename T>                                                          \
-  METAL_FUNC T quad_##name(T data) {                                             \
-    return reduce_lanes(data, sim::self()->lane & ~3u, 4, Op{});                 \
+#define SIM_REDUCTION(name, Op)                                  \
+  template <typename T>                                          \
+  METAL_FUNC T simd_##name(T data) {                             \
+    return reduce_lanes(data, 0, lanes_of_simdgroup(), Op{});    \
+  }                                                              \
+  template <typename T>                                          \
+  METAL_FUNC T quad_##name(T data) {                             \
+    return reduce_lanes(data, sim::self()->lane & ~3u, 4, Op{}); \
   }
 SIM_REDUCTION(sum, SumOf)
 SIM_REDUCTION(product, ProductOf)
@@ -165,16 +181,16 @@ SIM_REDUCTION(or, OrOf)
 SIM_REDUCTION(xor, XorOf)
 #undef SIM_REDUCTION
 
-#define SIM_PREFIX(name, Op, neutral)                                            \
-  template <typename T>                                                          \
-  METAL_FUNC T simd_prefix_inclusive_##name(T data) {                            \
-    return fold_lanes(data, 0, sim::self()->lane, Op{});                         \
-  }                                                                              \
-  template <typename T>                                                          \
-  METAL_FUNC T simd_prefix_exclusive_##name(T data) {                            \
-    const uint lane = sim::self()->lane;                                         \
-    const T before = fold_lanes(data, 0, lane == 0 ? 0 : lane - 1, Op{});        \
-    return lane == 0 ? T(neutral) : before;                                      \
+#define SIM_PREFIX(name, Op, neutral)                                     \
+  template <typename T>                                                   \
+  METAL_FUNC T simd_prefix_inclusive_##name(T data) {                     \
+    return fold_lanes(data, 0, sim::self()->lane, Op{});                  \
+  }                                                                       \
+  template <typename T>                                                   \
+  METAL_FUNC T simd_prefix_exclusive_##name(T data) {                     \
+    const uint lane = sim::self()->lane;                                  \
+    const T before = fold_lanes(data, 0, lane == 0 ? 0 : lane - 1, Op{}); \
+    return lane == 0 ? T(neutral) : before;                               \
   }
 SIM_PREFIX(sum, SumOf, 0)
 SIM_PREFIX(product, ProductOf, 1)
@@ -195,11 +211,21 @@ SIM_HIDDEN inline simd_vote simd_ballot(bool predicate) {
   const uint bit = predicate ? 1u << sim::self()->lane : 0u;
   return simd_vote(simd_or(bit));
 }
-inline bool simd_all(bool predicate) { return simd_ballot(predicate).all(); }
-inline bool simd_any(bool predicate) { return simd_ballot(predicate).any(); }
-inline simd_vote simd_active_threads_mask() { return simd_ballot(true); }
-inline bool simd_is_first() { return sim::self()->lane == 0; }
-inline bool simd_is_helper_thread() { return false; }
+inline bool simd_all(bool predicate) {
+  return simd_ballot(predicate).all();
+}
+inline bool simd_any(bool predicate) {
+  return simd_ballot(predicate).any();
+}
+inline simd_vote simd_active_threads_mask() {
+  return simd_ballot(true);
+}
+inline bool simd_is_first() {
+  return sim::self()->lane == 0;
+}
+inline bool simd_is_helper_thread() {
+  return false;
+}
 
 template <typename T>
 METAL_FUNC T quad_shuffle(T data, ushort lane) {

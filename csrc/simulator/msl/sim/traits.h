@@ -43,18 +43,18 @@ struct type_identity {
 };
 
 // The builtins leave address spaces alone, so those are peeled off by hand.
-#define SIM_REMOVE(name, pattern)                \
-  template <typename T>                          \
-  struct name##_space {                          \
-    using type = T;                              \
-  };                                             \
-  template <typename T>                          \
-  struct name##_space<device pattern> {          \
-    using type = pattern;                        \
-  };                                             \
-  template <typename T>                          \
-  struct name##_space<threadgroup pattern> {     \
-    using type = pattern;                        \
+#define SIM_REMOVE(name, pattern)            \
+  template <typename T>                      \
+  struct name##_space {                      \
+    using type = T;                          \
+  };                                         \
+  template <typename T>                      \
+  struct name##_space<device pattern> {      \
+    using type = pattern;                    \
+  };                                         \
+  template <typename T>                      \
+  struct name##_space<threadgroup pattern> { \
+    using type = pattern;                    \
   };
 SIM_REMOVE(plain, T)
 SIM_REMOVE(readonly, const T)
@@ -94,10 +94,10 @@ using decay_t = __decay(T);
 template <typename T>
 using underlying_type_t = __underlying_type(T);
 
-#define SIM_TYPE_OF(name)            \
-  template <typename T>              \
-  struct name {                      \
-    using type = name##_t<T>;        \
+#define SIM_TYPE_OF(name)     \
+  template <typename T>       \
+  struct name {               \
+    using type = name##_t<T>; \
   };
 SIM_TYPE_OF(remove_const)
 SIM_TYPE_OF(remove_volatile)
@@ -132,10 +132,10 @@ template <typename T>
 constexpr int count_v = vector_traits<remove_cv_t<T>>::count;
 
 // name<T>, and its _v form that MSL code mostly uses.
-#define SIM_TRAIT(name, ...)                                  \
-  template <typename T>                                       \
-  struct name : bool_constant<(__VA_ARGS__)> {};              \
-  template <typename T>                                       \
+#define SIM_TRAIT(name, ...)                     \
+  template <typename T>                          \
+  struct name : bool_constant<(__VA_ARGS__)> {}; \
+  template <typename T>                          \
   constexpr constant bool name##_v = name<T>::value;
 SIM_TRAIT(is_void, __is_void(T))
 SIM_TRAIT(is_const, __is_const(T))
@@ -157,10 +157,10 @@ SIM_TRAIT(is_signed, __is_signed(element_t<T>))
 SIM_TRAIT(is_unsigned, __is_unsigned(element_t<T>))
 #undef SIM_TRAIT
 
-#define SIM_RELATION(name, ...)                               \
-  template <typename T, typename U>                           \
-  struct name : bool_constant<(__VA_ARGS__)> {};              \
-  template <typename T, typename U>                           \
+#define SIM_RELATION(name, ...)                  \
+  template <typename T, typename U>              \
+  struct name : bool_constant<(__VA_ARGS__)> {}; \
+  template <typename T, typename U>              \
   constexpr constant bool name##_v = name<T, U>::value;
 SIM_RELATION(is_same, __is_same(T, U))
 SIM_RELATION(is_base_of, __is_base_of(T, U))

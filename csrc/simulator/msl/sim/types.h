@@ -23,18 +23,18 @@ using packed_vec = T __attribute__((ext_vector_type(N), aligned(sizeof(T))));
 
 }  // namespace metal
 
-#define SIM_VECTORS(T)                      \
-  typedef metal::vec<T, 2> T##2;            \
-  typedef metal::vec<T, 3> T##3;            \
-  typedef metal::vec<T, 4> T##4;            \
+#define SIM_VECTORS(T)                                                             \
+  typedef metal::vec<T, 2> T##2;                                                   \
+  typedef metal::vec<T, 3> T##3;                                                   \
+  typedef metal::vec<T, 4> T##4;                                                   \
   typedef T packed_##T##2 __attribute__((ext_vector_type(2), aligned(sizeof(T)))); \
   typedef T packed_##T##4 __attribute__((ext_vector_type(4), aligned(sizeof(T)))); \
-  namespace metal {                         \
-  using ::T##2;                             \
-  using ::T##3;                             \
-  using ::T##4;                             \
-  using ::packed_##T##2;                    \
-  using ::packed_##T##4;                    \
+  namespace metal {                                                                \
+  using ::T##2;                                                                    \
+  using ::T##3;                                                                    \
+  using ::T##4;                                                                    \
+  using ::packed_##T##2;                                                           \
+  using ::packed_##T##4;                                                           \
   }
 
 SIM_VECTORS(bool)
@@ -52,16 +52,22 @@ SIM_VECTORS(bfloat)
 
 #undef SIM_VECTORS
 
-constexpr half operator""h(long double value) { return static_cast<half>(value); }
-constexpr half operator""h(unsigned long long value) { return static_cast<half>(value); }
+constexpr half operator""h(long double value) {
+  return static_cast<half>(value);
+}
+constexpr half operator""h(unsigned long long value) {
+  return static_cast<half>(value);
+}
 
-#define SIM_PACKED3(T)                                                          \
-  struct packed_##T##3 {                                                        \
-    T x, y, z;                                                                  \
-    packed_##T##3() = default;                                        \
-    constexpr packed_##T##3(T a, T b, T c) : x(a), y(b), z(c) {}                \
-    constexpr packed_##T##3(T##3 v) : x(v.x), y(v.y), z(v.z) {}                 \
-    constexpr operator T##3() const { return T##3{x, y, z}; }                   \
+#define SIM_PACKED3(T)                                           \
+  struct packed_##T##3 {                                         \
+    T x, y, z;                                                   \
+    packed_##T##3() = default;                                   \
+    constexpr packed_##T##3(T a, T b, T c) : x(a), y(b), z(c) {} \
+    constexpr packed_##T##3(T##3 v) : x(v.x), y(v.y), z(v.z) {}  \
+    constexpr operator T##3() const {                            \
+      return T##3 {x, y, z};                                     \
+    }                                                            \
   };
 
 SIM_PACKED3(float)
