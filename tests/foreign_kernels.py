@@ -38,6 +38,7 @@ TILES = {64: (32, 32), 128: (32, 16)}
 NUM_SIMDGROUPS = 4
 VECTOR_THREADS = 1024   # of the threadgroups of the vector kernels: 32 simdgroups, a key each
 NUM_SPLITS = 32         # of the keys in the two-pass vector kernels
+UNUSED = bytes(16)      # bound where a kernel declares a parameter and does not read it
 
 
 def torch_prefill(
@@ -57,9 +58,8 @@ def torch_prefill(
         "<6i2f12i", batch, heads, dim, seqlen_q, k.shape[2], heads // k.shape[1], _scale(q),
         softcapping, *(stride for x in (q, k, v, out) for stride in x.stride()[:3]),
     )
-    arguments = [q, k, v, out, params]
-    if mask is not None:
-        arguments += [struct.pack("<4i", *mask.stride()), mask]
+    mask_params = UNUSED if mask is None else struct.pack("<4i", *mask.stride())
+    arguments = (q, k, v, out, params, mask_params, UNUSED if mask is None else mask)
     _run(_torch_source("PrefillAttention.h"), kernel, arguments,
          (-(-seqlen_q // block_q), heads, batch), (32, NUM_SIMDGROUPS, 1))
     return out
@@ -81,8 +81,8 @@ def torch_decode(
         _uint4(q.stride(1), k.stride(1), v.stride(1)),
         _uint4(q.stride(2), k.stride(2), v.stride(2)),
         struct.pack("<f", _scale(q)),
-        mask,
-        None if mask is None else _uint4(*reversed(mask.stride())),
+        UNUSED if mask is None else mask,
+        UNUSED if mask is None else _uint4(*reversed(mask.stride())),
         _uint4(q.stride(0), k.stride(0), v.stride(0), heads),
     ]
     out, rows = _empty_out(q), (batch * heads, seqlen_q)

@@ -1,4 +1,4 @@
-"""The kernel does the work that its blocks need, and no more: the bars of benchmarks/counters.py."""
+"""The kernel does the work that its blocks need: the bars of benchmarks/counters.py hold."""
 
 from dataclasses import replace
 
