@@ -153,7 +153,7 @@ void Threadgroup::fibre_main(transfer_t from) {
   self.leave();
 }
 
-fcontext_t Threadgroup::start(uint32_t simdgroup, uint32_t lane) {
+__attribute__((noinline)) fcontext_t Threadgroup::start(uint32_t simdgroup, uint32_t lane) {
   Thread* thread = stacks_.take();
   make_thread(*thread, simdgroup, lane);
   simdgroups_[simdgroup].threads[lane] = thread;
@@ -171,12 +171,15 @@ inline __attribute__((always_inline)) void Threadgroup::resume(fcontext_t& from,
 
 // Waits until all lanes of the simdgroup are here. True for the lane that came last, which runs on.
 inline __attribute__((always_inline)) bool Threadgroup::arrive(Thread* thread, Wait wait,
+                                                               const void* site,
                                                                uint32_t memory_flags) {
   SimdgroupState& s = state(thread);
-  if (s.waits_at != wait) {
-    if (s.waiting) fail_divergent(first_lane(s, s.waiting), s.waits_at, lane_of(thread), wait);
+  if (!s.waiting) {
     s.waits_at = wait;
+    s.site = site;
     s.memory_flags = memory_flags;
+  } else if (s.waits_at != wait || are_apart(s.site, site)) {
+    fail_divergent(first_lane(s, s.waiting), s.waits_at, lane_of(thread), wait);
   }
   s.memory_flags &= memory_flags;
   s.waiting |= 1u << thread->lane;
@@ -190,7 +193,6 @@ inline __attribute__((always_inline)) bool Threadgroup::arrive(Thread* thread, W
 
 void Threadgroup::complete(SimdgroupState& s) {
   s.waiting = 0;
-  s.waits_at = Wait::Nothing;
   if (run_->shuffle_seed) {
     const auto& rings = s.shared.index + 1 < num_simdgroups_ ? rings_ : last_rings_;
     s.ring = &rings[next_random(random_) % kNumRings];
@@ -200,9 +202,16 @@ void Threadgroup::complete(SimdgroupState& s) {
 
 void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags) {
   Threadgroup& self = of(thread);
-  if (!self.arrive(thread, Wait::ThreadgroupBarrier, memory_flags)) return;
+  const void* site = __builtin_return_address(0);
+  if (!self.arrive(thread, Wait::ThreadgroupBarrier, site, memory_flags)) return;
   SimdgroupState& s = self.state(thread);
   const uint32_t index = s.shared.index;
+  if (!self.waiting_simdgroups_) {
+    self.barrier_site_ = site;
+  } else if (self.are_apart(self.barrier_site_, site)) {
+    self.fail_divergent({first_bit(self.waiting_simdgroups_), 0}, Wait::ThreadgroupBarrier,
+                        lane_of(thread), Wait::ThreadgroupBarrier);
+  }
   self.waiting_simdgroups_ |= 1u << index;
   self.barrier_flags_ &= s.memory_flags;
   if (self.waiting_simdgroups_ != self.all_simdgroups_) {
@@ -227,7 +236,8 @@ void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags) {
 
 void Threadgroup::simdgroup_barrier(Thread* thread, uint32_t memory_flags) {
   Threadgroup& self = of(thread);
-  if (!self.arrive(thread, Wait::SimdgroupBarrier, memory_flags)) return;
+  const void* site = __builtin_return_address(0);
+  if (!self.arrive(thread, Wait::SimdgroupBarrier, site, memory_flags)) return;
   SimdgroupState& s = self.state(thread);
   self.checker_.simdgroup_barrier(s.shared.index, s.memory_flags);
   ++self.counters_.simdgroup_barriers;
@@ -239,7 +249,7 @@ const LaneValue* Threadgroup::exchange(Thread* thread, const LaneValue* mine) {
   SimdgroupState& s = self.state(thread);
   LaneValue* values = s.shared.exchange[s.exchange_parity];
   values[thread->lane] = *mine;
-  if (self.arrive(thread, Wait::Exchange, kMemNone)) {
+  if (self.arrive(thread, Wait::Exchange, __builtin_return_address(0), kMemNone)) {
     s.exchange_parity ^= 1;
     ++self.counters_.shuffles;
     self.complete(s);
@@ -249,7 +259,7 @@ const LaneValue* Threadgroup::exchange(Thread* thread, const LaneValue* mine) {
 
 void Threadgroup::matrix_flush(Thread* thread) {
   Threadgroup& self = of(thread);
-  if (!self.arrive(thread, Wait::MatrixFlush, kMemNone)) return;
+  if (!self.arrive(thread, Wait::MatrixFlush, nullptr, kMemNone)) return;
   SimdgroupState& s = self.state(thread);
   if (s.lanes != ~0u) {
     self.fail(self.subject(thread) + " uses a simdgroup matrix in a simdgroup of " +

@@ -27,6 +27,7 @@ struct SimdgroupState {
   const Ring* ring;
   uint32_t lanes, waiting, returned;   // one bit per lane
   Wait waits_at;
+  const void* site;                // the call instruction that they wait in
   uint32_t memory_flags;           // of the barrier that the lanes wait at
   uint32_t exchange_parity;
   uint32_t next_lane;              // takes over when the simdgroup gets its turn
@@ -76,7 +77,10 @@ class Threadgroup {
   void make_rings();
   void make_thread(Thread& thread, uint32_t simdgroup, uint32_t lane) const;
 
-  bool arrive(Thread* thread, Wait wait, uint32_t memory_flags);
+  bool arrive(Thread* thread, Wait wait, const void* site, uint32_t memory_flags);
+  bool are_apart(const void* site, const void* other) const {
+    return site != other && run_->info.has_convergent_waits;
+  }
   void complete(SimdgroupState& simdgroup);
   boost::context::detail::fcontext_t start(uint32_t simdgroup, uint32_t lane);
   void resume(boost::context::detail::fcontext_t& from, uint32_t simdgroup, uint32_t lane);
@@ -118,6 +122,7 @@ class Threadgroup {
   uint32_t waiting_simdgroups_ = 0, returned_simdgroups_ = 0;  // one bit per simdgroup
   uint32_t all_simdgroups_ = 0;
   uint32_t barrier_flags_ = 0;  // that every simdgroup at the barrier has named
+  const void* barrier_site_ = nullptr;
   uint64_t random_ = 0;
   std::vector<Ring> rings_, last_rings_;  // of full simdgroups, and of a last partial one
   Ring simdgroup_ring_{};

@@ -37,11 +37,14 @@ void Threadgroup::fail_access(const Thread& thread, uintptr_t address, uint32_t 
 
 void Threadgroup::fail_divergent(Lane waiting, Wait wait, Lane missing, Wait missing_at) {
   const bool is_for_all = wait == Wait::ThreadgroupBarrier;
+  std::string fate = " has returned without reaching it";
+  if (missing_at == wait)
+    fate = " waits at another one";
+  else if (missing_at != Wait::Nothing)
+    fate = std::string(" waits at ") + name_of(missing_at);
   fail("kernel '" + run_->info.name + "': " + describe(waiting) + " waits at " + name_of(wait) +
-       ", but " + describe(missing) +
-       (missing_at == Wait::Nothing ? " has returned without reaching it"
-                                    : std::string(" waits at ") + name_of(missing_at)) +
-       "; every thread of the " + (is_for_all ? "threadgroup" : "simdgroup") + " must reach it");
+       ", but " + describe(missing) + fate + "; every thread of the " +
+       (is_for_all ? "threadgroup" : "simdgroup") + " must reach it");
 }
 
 void Threadgroup::crash(const Crash& crash) {

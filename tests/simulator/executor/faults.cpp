@@ -144,6 +144,41 @@ void different_waits(const Launch* launch) {
   }
 }
 
+// Each calls by itself: a call through Context would be one place for both.
+__attribute__((noinline)) void first_barrier(const Context& c) {
+  c.services->threadgroup_barrier(c.thread, kMemThreadgroup);
+}
+__attribute__((noinline)) void second_barrier(const Context& c) {
+  c.services->threadgroup_barrier(c.thread, kMemNone);
+}
+
+void two_barriers(const Launch* launch) {
+  const Context c(launch);
+  if (has_fault && c.index >= kSimdWidth) {
+    second_barrier(c);
+  } else {
+    first_barrier(c);
+  }
+}
+
+__attribute__((noinline)) void first_shuffle(const Context& c) {
+  const LaneValue mine{};
+  c.services->exchange(c.thread, &mine);
+}
+__attribute__((noinline)) void second_shuffle(const Context& c) {
+  const LaneValue mine{{1}};
+  c.services->exchange(c.thread, &mine);
+}
+
+void two_shuffles(const Launch* launch) {
+  const Context c(launch);
+  if (has_fault && c.index == 4) {
+    second_shuffle(c);
+  } else {
+    first_shuffle(c);
+  }
+}
+
 void unequal_matrices(const Launch* launch) {
   const Context c(launch);
   float d[2] = {};
@@ -244,6 +279,11 @@ const Case kCases[] = {
     {"different_waits",
      different_waits,
      {"lane 0) waits at threadgroup_barrier", "lane 3) waits at simdgroup_barrier"}},
+    {"two_barriers",
+     two_barriers,
+     {"simdgroup 0, lane 0) waits at threadgroup_barrier",
+      "simdgroup 1, lane 31) waits at another one"}},
+    {"two_shuffles", two_shuffles, {"shuffle, reduction or vote", "lane 4) waits at another one"}},
     {"unequal_matrices",
      unequal_matrices,
      {"lane 31) has multiplied 1 simdgroup", "lane 1) has multiplied 0"}},

@@ -61,6 +61,7 @@ class HandWritten : public Kernel {
   HandWritten(const char* name, KernelEntry entry, uint32_t max_threads) : entry_(entry) {
     info_.name = name;
     info_.max_total_threads = max_threads;
+    info_.has_convergent_waits = true;
     info_.buffers = {argument("in", kIn, false), argument("out", kOut, true),
                      argument("mask", kMask, false)};
   }
