@@ -40,21 +40,27 @@ at::Tensor scores(const AttnProblem& problem) {
 
 std::tuple<at::Tensor, at::Tensor> attention_cpu(const AttnProblem& problem, bool has_lse) {
   at::Tensor out = empty_out(problem);
-  if (problem.batch == 0 || problem.num_heads_q == 0) {
-    const at::Tensor lse = has_lse ? empty_lse(problem) : at::Tensor();
-    return {restore_rank(problem, out), has_lse ? restore_rank(problem, lse) : lse};
+  at::Tensor lse = has_lse ? empty_lse(problem) : at::Tensor();
+  const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
+  if (rows == 0 || problem.seqlen_k == 0) {
+    out.zero_();
+    if (has_lse) lse.fill_(-kInfinity);
+  } else {
+    const at::IntArrayRef heads = {problem.num_heads_kv, problem.group_size()};
+    const at::Tensor s = scores(problem);
+    const at::Tensor m = s.amax(-1, /*keepdim=*/true);
+    const at::Tensor shift = m.masked_fill(m == -kInfinity, 0.0);
+    const at::Tensor p = at::exp(s - shift);
+    const at::Tensor l = p.sum(-1, /*keepdim=*/true);
+    // A key that no row sees must not meet its weight of 0 with a NaN.
+    const at::Tensor unseen = (s == -kInfinity).unflatten(1, heads).flatten(2, 3).all(2);
+    const at::Tensor value = to_float(problem.value, problem.batch)
+        .masked_fill(unseen.unsqueeze(-1), 0.0).unsqueeze(2);
+    const at::Tensor sums = at::matmul(p.unflatten(1, heads), value).flatten(1, 2);
+    out.copy_(sums / l.masked_fill(l == 0.0, 1.0));
+    if (has_lse) lse.copy_((shift + at::log(l)).squeeze(-1));
   }
-  const int64_t heads_kv = problem.num_heads_kv, group = problem.group_size();
-  const at::Tensor s = scores(problem);
-  const at::Tensor lse = at::logsumexp(s, -1);
-  const at::Tensor shift = lse.masked_fill(lse == -kInfinity, 0.0).unsqueeze(-1);
-  const at::Tensor p = at::exp(s - shift).unflatten(1, {heads_kv, group});
-  // A key that no row sees must not meet its weight of 0 with a NaN.
-  const at::Tensor unseen = (s == -kInfinity).unflatten(1, {heads_kv, group}).flatten(2, 3).all(2);
-  const at::Tensor value = to_float(problem.value, problem.batch)
-      .masked_fill(unseen.unsqueeze(-1), 0.0);
-  out.copy_(at::matmul(p, value.unsqueeze(2)).flatten(1, 2));
-  return {restore_rank(problem, out), has_lse ? restore_rank(problem, lse) : at::Tensor()};
+  return {restore_rank(problem, out), has_lse ? restore_rank(problem, lse) : lse};
 }
 
 }  // namespace flash_mps
