@@ -63,7 +63,7 @@ bench: build .venv/.models
 	@$(PY) benchmarks/bench_attention.py --check
 
 build: .venv/.packages
-	@echo "==> Building the native modules"
+	@echo "==> Bringing the native modules up to date"
 	@$(PY) setup.py -q build_ext --inplace
 
 clean:
@@ -79,9 +79,11 @@ system:
 	@touch $@
 
 .venv/.packages: .venv/.torch pyproject.toml setup.py
-	@echo "==> Installing Python packages (this builds the native modules too)"
-	@$(PIP) install 'setuptools>=77' wheel ninja
-	@$(PIP) install --no-build-isolation -e '.[$(EXTRAS)]'
+	@echo "==> Building the native modules"
+	@$(PIP) install 'setuptools>=77' ninja
+	@$(PY) setup.py -q build_ext --inplace
+	@echo "==> Installing the package and what it uses"
+	@PYTHONWARNINGS='ignore:Editable installation' $(PIP) install --no-build-isolation -e '.[$(EXTRAS)]'
 	@touch $@
 
 .venv/.models: .venv/.packages Makefile

@@ -43,7 +43,7 @@ def op_module(torch: TorchTree, output: Path) -> native.Module:
                       "-Wl,-rpath,@loader_path/../torch/lib"]
     return native.Module(
         output, shlex.split(os.environ.get("CXX", "c++")), sources,
-        [*native.COMMON_FLAGS, *flags, "-Icsrc", *native.torch_flags(torch)],
+        [*native.COMMON_FLAGS, *flags, "-Icsrc", *native.torch_flags(torch, ROOT)],
         [*link_flags, *native.torch_link_flags(torch)], embeds_metal=True,
     )
 
@@ -54,7 +54,7 @@ def simulator_module(torch: TorchTree, output: Path, op: Path, clang: list[str])
     return native.Module(
         # In link order, for so are Objective-C's classes registered: Metal's before their user.
         output, clang, [*SIMULATOR_SOURCES, *DEVICE_SOURCES],
-        [*native.COMMON_FLAGS, *simulator.OBJC_FLAGS, *includes, *native.torch_flags(torch)],
+        [*native.COMMON_FLAGS, *simulator.OBJC_FLAGS, *includes, *native.torch_flags(torch, ROOT)],
         ["-shared", "-pthread", "-ldl", "-Wl,-rpath,$ORIGIN", *simulator.LIBRARIES,
          *native.torch_link_flags(torch)], links_with=[op],
     )

@@ -63,7 +63,7 @@ def build_extension(torch: TorchTree, root: Path = ROOT) -> Path:
     module = native.Module(
         output, COMPILER, native.find(root, "csrc/*.cpp", "csrc/device_metal.mm"),
         [*native.COMMON_FLAGS, *STRICT, "-Icsrc", "-isystem", str(FRAMEWORKS),
-         *native.torch_flags(torch)],
+         *native.torch_flags(torch, root)],
         ["-shared", "-Wl,-undefined,dynamic_lookup", *native.torch_link_flags(torch)],
         embeds_metal=True,
     )

@@ -35,17 +35,19 @@ class Module:
     embeds_metal: bool = False
 
 
-def torch_flags(torch: TorchTree) -> list[str]:
-    includes = [*torch.include_dirs, *python_include_dirs()]
-    return [flag for folder in includes for flag in ("-isystem", str(folder))]
+def torch_flags(torch: TorchTree, root: Path) -> list[str]:
+    folders = [*torch.include_dirs, *python_include_dirs()]
+    inside = [one.relative_to(root) if one.is_relative_to(root) else one for one in folders]
+    return [flag for folder in inside for flag in ("-isystem", str(folder))]
 
 
 def torch_link_flags(torch: TorchTree) -> list[str]:
     return [f"-L{torch.lib_dir}", *(f"-l{name}" for name in TORCH_LIBS)]
 
 
-def python_include_dirs() -> list[str]:
-    return list(dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude")))
+def python_include_dirs() -> list[Path]:
+    paths = (sysconfig.get_path(name) for name in ("include", "platinclude"))
+    return [Path(path) for path in dict.fromkeys(paths)]
 
 
 def find(root: Path, *patterns: str) -> list[Path]:

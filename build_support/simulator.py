@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLANG_VERSIONS = (21, 20, 19, 18, 17)
-# The simulator implements the root class, and its plain C++ files get the same flags.
+# The simulator implements the root class, its plain C++ files get the same flags, and clang finds
+# libstdc++'s own use of what it deprecates.
 OBJC_FLAGS = ["-fobjc-runtime=gcc", "-fconstant-string-class=NSConstantString", "-fblocks",
               "-fexceptions", "-fobjc-exceptions",
-              "-Wno-deprecated-objc-isa-usage", "-Wno-unused-command-line-argument"]
+              "-Wno-deprecated-objc-isa-usage", "-Wno-deprecated-declarations",
+              "-Wno-unused-command-line-argument"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Building, installing and importing, as a user does (BD-02, BD-03, BD-04).
 
-Each build happens in a copy of the sources and an environment of its own. What was compiled before
-comes from ccache, where that is installed.
+Each build happens in a copy of the sources with an environment of its own, in the place where the
+Makefile has one: so that ccache knows what was compiled before.
 """
 
 from __future__ import annotations
@@ -36,19 +36,17 @@ torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention
 
 
 class Environment:
-    """A virtual environment that sees the packages of this one, or none but setuptools."""
+    """A virtual environment with the packages of this one, or none but setuptools and pip."""
 
     def __init__(self, folder: Path, with_packages: bool = True):
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = folder / "bin" / "python"
         here = Path(sysconfig.get_path("purelib"))
         there = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-        if with_packages:
-            (there / "packages.pth").write_text(f"{here}\n")
-        else:
-            for pattern in ("setuptools*", "_distutils_hack", "pip*"):
-                for path in here.glob(pattern):
-                    (there / path.name).symlink_to(path)
+        names = ("*",) if with_packages else ("setuptools*", "_distutils_hack", "pip*")
+        for path in (path for name in names for path in here.glob(name)):
+            if "torch_flash_mps" not in path.name:
+                (there / path.name).symlink_to(path)
 
     def run(self, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -83,7 +81,7 @@ def run_here(code: str) -> subprocess.CompletedProcess:
 
 
 def test_metadata_needs_no_torch(tmp_path, sources):
-    bare = Environment(tmp_path / "venv", with_packages=False)
+    bare = Environment(sources / ".venv", with_packages=False)
     assert "No module named 'torch'" in bare.run("-c", "import torch", cwd=tmp_path).stdout
     assert ok(bare.run("setup.py", "--version", cwd=sources)).split() == [VERSION]
     hook = "from setuptools import build_meta as b; print(b.prepare_metadata_for_build_wheel('.'))"
@@ -94,7 +92,7 @@ def test_metadata_needs_no_torch(tmp_path, sources):
 
 
 def test_build_without_torch_gives_a_hint(tmp_path, sources):
-    bare = Environment(tmp_path / "venv", with_packages=False)
+    bare = Environment(sources / ".venv", with_packages=False)
     done = bare.pip("wheel", "--no-deps", "--no-build-isolation", ".", cwd=sources)
     assert done.returncode != 0
     hints = [line for line in done.stdout.splitlines() if "pip install torch" in line]
@@ -104,17 +102,18 @@ def test_build_without_torch_gives_a_hint(tmp_path, sources):
 @pytest.mark.parametrize("options", [[], ["--no-build-isolation"], ["-e"],
                                      ["--no-build-isolation", "-e"]], ids=" ".join)
 def test_pip_install(tmp_path, sources, options):
-    environment = Environment(tmp_path / "venv")
+    environment = Environment(sources / ".venv")
     ok(environment.pip("install", "--no-deps", *options, ".", cwd=sources))
     version, module = ok(environment.run("-c", ATTENTION, cwd=tmp_path)).split()
     assert version == VERSION
-    assert Path(module).is_relative_to(sources if "-e" in options else tmp_path / "venv")
+    place = sources / ("torch_flash_mps" if "-e" in options else ".venv")
+    assert Path(module).is_relative_to(place)
     if LINUX_ONLY:
         ok(environment.run("-c", SIMULATED, cwd=tmp_path))
 
 
 def test_second_build_does_nothing(tmp_path, sources):
-    environment = Environment(tmp_path / "venv")
+    environment = Environment(sources / ".venv")
     command = ["setup.py", "build_ext", "--inplace"]
     assert "compile csrc/ops.cpp" in ok(environment.run(*command, cwd=sources))
     assert "no work to do" in ok(environment.run(*command, cwd=sources))
@@ -133,7 +132,7 @@ def tools_without_clang(folder: Path) -> Path:
 
 
 def test_without_clang_the_simulated_device_is_left_out(tmp_path, sources):
-    environment = Environment(tmp_path / "venv")
+    environment = Environment(sources / ".venv")
     path = str(tools_without_clang(tmp_path / "bin"))
     output = ok(environment.run("setup.py", "build_ext", "--inplace", cwd=sources, PATH=path))
     assert "simulated Metal device is left out" in output and "clang-19" in output
