@@ -7,6 +7,7 @@ import torch
 from cases import Case
 
 from benchmarks import counters
+from torch_flash_mps import simulator
 
 CASE = Case(num_heads_q=2, num_heads_kv=2, seqlen_q=512, seqlen_k=512, head_dim=64,
             dtype=torch.float16, causal=True)
@@ -42,3 +43,23 @@ def test_blocks_are_counted():
     assert counters.num_blocks(CASE, 1, 1) == 2 * 512 * 513 // 2
     assert counters.num_blocks(CASE, 32, 32) == 2 * 16 * 17 // 2
     assert counters.num_blocks(replace(CASE, causal=False, seqlen_k=33), 32, 32) == 2 * 16 * 2
+
+
+def test_constant_memory_is_counted_apart(checked):
+    source = """
+        kernel void add(device float* out [[buffer(0)]], const device float* in [[buffer(1)]],
+                        constant float2& numbers [[buffer(2)]],
+                        uint i [[thread_position_in_grid]]) {
+          out[i] = in[0] + numbers[1];
+        }"""
+    simulator.reset_counters()
+    out = torch.zeros(64)
+    simulator.Library(source).kernel("add")(
+        out.numpy(), bytes(4), torch.tensor([1.0, 2.0]).numpy().tobytes(),
+        grid=(2, 1, 1), threadgroup=(32, 1, 1),
+    )
+    (counts,) = simulator.counters()
+    assert out.eq(2).all()
+    assert counts["device_bytes_read"] == 64 * 4
+    assert counts["device_bytes_read_distinct"] == 2 * 4
+    assert counts["constant_bytes_read"] in (64 * 4, 64 * 8)   # one number, or the vector

@@ -31,6 +31,11 @@ class AccessChecker {
       if (!region) return is_harmless(thread, address, bytes, kind);
       region_ = region;
     }
+    if (region_->is_constant) {
+      counters_.constant_bytes_read += bytes;
+      traffic_.read(*region_, address, bytes);
+      return true;
+    }
     count(kind, bytes, counters_.device_bytes_read, counters_.device_bytes_written);
     if (kind != AccessKind::Write) {
       counters_.device_bytes_read_distinct += traffic_.read(*region_, address, bytes);

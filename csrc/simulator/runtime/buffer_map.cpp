@@ -20,12 +20,16 @@ BufferMap::BufferMap(const Dispatch& dispatch) : info_(dispatch.kernel->info()) 
     const uint64_t offset = std::min(buffer.offset, buffer.length);
     const Binding binding = {slot, contents + offset, contents + buffer.length};
     bindings_.push_back(binding);
-    const bool is_writable =
-        std::any_of(info_.buffers.begin(), info_.buffers.end(), [&](const BufferArgument& a) {
-          return !a.is_threadgroup && a.slot == slot && a.is_writable;
-        });
+    const auto is_any = [&](bool BufferArgument::* property) {
+      return std::any_of(info_.buffers.begin(), info_.buffers.end(), [&](const BufferArgument& a) {
+        return !a.is_threadgroup && a.slot == slot && a.*property;
+      });
+    };
     if (binding.begin < binding.end) {
-      ranges.push_back({.begin = binding.begin, .end = binding.end, .is_writable = is_writable});
+      ranges.push_back({.begin = binding.begin,
+                        .end = binding.end,
+                        .is_writable = is_any(&BufferArgument::is_writable),
+                        .is_constant = is_any(&BufferArgument::is_constant)});
     }
   }
   std::sort(ranges.begin(), ranges.end(),
@@ -36,6 +40,7 @@ BufferMap::BufferMap(const Dispatch& dispatch) : info_(dispatch.kernel->info()) 
     } else {
       regions_.back().end = std::max(regions_.back().end, range.end);
       regions_.back().is_writable |= range.is_writable;
+      regions_.back().is_constant &= range.is_constant;
     }
   }
   for (BufferRegion& region : regions_) {

@@ -12,6 +12,7 @@ namespace sim {
 struct BufferRegion {
   uintptr_t begin = 0, end = 0;
   bool is_writable = false;
+  bool is_constant = false;     // every binding is
   uint64_t first_line = 0;      // lines of kLineBytes in the regions before this one
   uint64_t first_cell = 0;      // bytes of writable memory in the regions before this one
 

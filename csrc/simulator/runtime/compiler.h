@@ -26,6 +26,7 @@ struct BufferArgument {
   // What a binding's offset must be a multiple of: 4 in constant memory, the element type's alignment
   // in device memory; 1 when not known.
   uint32_t alignment = 1;
+  bool is_constant = false;    // `constant T*`: not device memory
 };
 
 struct FunctionConstant {

@@ -63,6 +63,7 @@ void add(Counters& sum, const Counters& more) {
   sum.device_bytes_read += more.device_bytes_read;
   sum.device_bytes_written += more.device_bytes_written;
   sum.device_bytes_read_distinct += more.device_bytes_read_distinct;
+  sum.constant_bytes_read += more.constant_bytes_read;
   sum.threadgroup_bytes_read += more.threadgroup_bytes_read;
   sum.threadgroup_bytes_written += more.threadgroup_bytes_written;
 }

@@ -42,9 +42,10 @@ struct Counters {
   uint64_t threadgroup_barriers = 0;     // per threadgroup
   uint64_t simdgroup_barriers = 0;       // per simdgroup
   uint64_t shuffles = 0;                 // shuffles, reductions and votes, per simdgroup
-  uint64_t device_bytes_read = 0;        // requested, summed over threads; constant memory included
+  uint64_t device_bytes_read = 0;        // requested, summed over threads
   uint64_t device_bytes_written = 0;
   uint64_t device_bytes_read_distinct = 0;   // distinct bytes per threadgroup, summed over threadgroups
+  uint64_t constant_bytes_read = 0;      // requested, summed over threads
   uint64_t threadgroup_bytes_read = 0;
   uint64_t threadgroup_bytes_written = 0;
 };

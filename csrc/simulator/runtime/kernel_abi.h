@@ -116,6 +116,7 @@ struct ParameterRecord {
   bool is_threadgroup;
   bool is_writable;
   bool exists;             // false: switched off by its function constant
+  bool is_constant;        // in constant memory
 };
 
 // The second is what the kernel says about itself.

@@ -32,13 +32,15 @@ struct FunctionTypes<void (*)(P...)> {
 // What a pointer or reference parameter refers to.
 template <typename P>
 struct MemoryOf {
-  static constexpr bool is_memory = false, is_writable = false, is_threadgroup = false;
+  static constexpr bool is_memory = false, is_writable = false, is_threadgroup = false,
+                        is_constant = false;
   static constexpr uint32_t alignment = 1;
 };
-template <typename T, bool Writable, bool Threadgroup, uint32_t Alignment>
+template <typename T, bool Writable, bool Threadgroup, bool Constant, uint32_t Alignment>
 struct Memory {
   using pointer = T*;
-  static constexpr bool is_memory = true, is_writable = Writable, is_threadgroup = Threadgroup;
+  static constexpr bool is_memory = true, is_writable = Writable, is_threadgroup = Threadgroup,
+                        is_constant = Constant;
   static constexpr uint32_t alignment = Alignment;
 };
 template <typename T>
@@ -48,16 +50,18 @@ constexpr uint32_t alignment_of() {
   else
     return alignof(T);
 }
-#define SIM_MEMORY(space, writable, threadgroup_memory, alignment)                         \
-  template <typename T>                                                                    \
-  struct MemoryOf<space T*> : Memory<space T, writable, threadgroup_memory, alignment> {}; \
-  template <typename T>                                                                    \
-  struct MemoryOf<space T&> : Memory<space T, writable, threadgroup_memory, alignment> {};
-SIM_MEMORY(device, true, false, alignment_of<T>())
-SIM_MEMORY(const device, false, false, alignment_of<T>())
-SIM_MEMORY(constant, false, false, 4)
-SIM_MEMORY(threadgroup, true, true, 16)
-SIM_MEMORY(const threadgroup, false, true, 16)
+#define SIM_MEMORY(space, writable, is_threadgroup, is_constant, alignment)                       \
+  template <typename T>                                                                           \
+  struct MemoryOf<space T*> : Memory<space T, writable, is_threadgroup, is_constant, alignment> { \
+  };                                                                                              \
+  template <typename T>                                                                           \
+  struct MemoryOf<space T&> : Memory<space T, writable, is_threadgroup, is_constant, alignment> { \
+  };
+SIM_MEMORY(device, true, false, false, alignment_of<T>())
+SIM_MEMORY(const device, false, false, false, alignment_of<T>())
+SIM_MEMORY(constant, false, false, true, 4)
+SIM_MEMORY(threadgroup, true, true, false, 16)
+SIM_MEMORY(const threadgroup, false, true, false, 16)
 #undef SIM_MEMORY
 
 template <typename Traits>
@@ -161,9 +165,14 @@ constexpr ParameterRecord parameter_record() {
   using M = MemoryOf<typename Traits::types::template parameter<I>>;
   constexpr ParameterAttributes a = Traits::parameters[I];
   const bool is_buffer = a.kind != kPosition;
-  return {a.name,    is_buffer ? slot_of<Traits>(I) : 0, M::alignment,
-          is_buffer, a.kind == kThreadgroupBuffer,       M::is_writable,
-          a.exists};
+  return {a.name,
+          is_buffer ? slot_of<Traits>(I) : 0,
+          M::alignment,
+          is_buffer,
+          a.kind == kThreadgroupBuffer,
+          M::is_writable,
+          a.exists,
+          M::is_constant};
 }
 
 template <typename Traits, typename Sequence>
