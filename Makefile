@@ -73,7 +73,7 @@ system:
 	@sh build_support/system_packages.sh $(PYTHON)
 
 .venv/.torch: Makefile | system
-	@echo "==> Creating .venv with torch $(TORCH)"
+	@echo "==> Installing torch $(TORCH) in .venv"
 	@test -x $(PY) || $(PYTHON) -m venv .venv
 	@$(install_torch)
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -59,11 +60,13 @@ def build(root: Path, build_dir: Path, modules: list[Module]) -> None:
     """Brings the outputs up to date; raises CalledProcessError when a compiler refuses."""
     ninja_file = root / build_dir / "build.ninja"
     ninja_file.parent.mkdir(parents=True, exist_ok=True)
-    ninja_file.write_text(_ninja_text(root, build_dir, modules))
     ninja = shutil.which("ninja")
     command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
     jobs = f"-j{os.cpu_count() or 1}"
-    subprocess.run([*command, jobs, "-f", str(ninja_file)], cwd=root, check=True)
+    with ninja_file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)   # Ninja does not expect another one in its folder
+        ninja_file.write_text(_ninja_text(root, build_dir, modules))
+        subprocess.run([*command, jobs, "-f", str(ninja_file)], cwd=root, check=True)
 
 
 def _ninja_text(root: Path, build_dir: Path, modules: list[Module]) -> str:
