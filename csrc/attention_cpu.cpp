@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
+#include <array>
 #include <limits>
 
 namespace flash_mps {
@@ -46,7 +47,7 @@ std::tuple<at::Tensor, at::Tensor> attention_cpu(const AttnProblem& problem, boo
     out.zero_();
     if (has_lse) lse.fill_(-kInfinity);
   } else {
-    const at::IntArrayRef heads = {problem.num_heads_kv, problem.group_size()};
+    const std::array<int64_t, 2> heads = {problem.num_heads_kv, problem.group_size()};
     const at::Tensor s = scores(problem);
     const at::Tensor m = s.amax(-1, /*keepdim=*/true);
     const at::Tensor shift = m.masked_fill(m == -kInfinity, 0.0);
