@@ -113,10 +113,10 @@ class Call {
 
 void cpu_fallback(const c10::OperatorHandle& op, Stack* stack) { Call(op).run(stack); }
 
-// Composite operators that pick a kernel by device inside; the fallback alone would never see them.
-constexpr std::array kCompositesToCatch = {
-    "convolution", "convolution_backward",
-};
+// Composite operators that the fallback alone would never see: they pick a kernel by device inside, or
+// call an `out=` kernel of the CPU in a way that it warns about.
+constexpr std::array kCompositesToCatch = {"convolution", "convolution_backward", "mse_loss",
+                                           "smooth_l1_loss"};
 
 }  // namespace
 
