@@ -134,6 +134,13 @@ void DiskCache::evict() {
   }
 }
 
+std::string identity_of_file(const fs::path& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  return real.string() + " " + std::to_string(fs::file_size(real, error)) + " " +
+         std::to_string(fs::last_write_time(real, error).time_since_epoch().count());
+}
+
 std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};

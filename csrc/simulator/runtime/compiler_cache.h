@@ -40,6 +40,8 @@ class DiskCache {
   std::filesystem::path directory_;
 };
 
+// Changes when the file is replaced: path, size and time of the file it really is.
+std::string identity_of_file(const std::filesystem::path& path);
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, std::string_view content);
 

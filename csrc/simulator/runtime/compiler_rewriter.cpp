@@ -196,19 +196,25 @@ void Rewriter::rewrite_constructors() {
   }
 }
 
-// `constant T x[n]` is a pointer in MSL, but clang refuses an address space on an array parameter; and
-// [[threadgroup(n)]] has a keyword's name.
+// `constant T x[n]` is a pointer in MSL, but clang refuses an address space on an array parameter.
+// [[threadgroup(n)]] has a keyword's name. Nothing writes to constant memory while a kernel runs: clang
+// need not read it again after every barrier.
 void Rewriter::rewrite_parameters() {
   for (const Function& f : declarations_.functions) {
     for (const Parameter& p : parse_parameters(tokens_, f.parameters)) {
       for (const Attribute& a : p.attributes) {
         if (a.name == "threadgroup") replace(a.text, "");
       }
-      bool has_space = false;
+      bool has_space = false, is_constant = false;
       for (size_t i = p.range.begin; i < p.range.end; ++i) {
         const Token& token = tokens_[i];
         if (token.is("device") || token.is("constant") || token.is("threadgroup")) has_space = true;
-        if (token.is("*") || token.is("&") || token.is("(")) break;
+        if (token.is("constant")) is_constant = true;
+        if (token.is("*") || token.is("&")) {
+          if (f.is_kernel && is_constant) insert_after(i, " __restrict ");
+          break;
+        }
+        if (token.is("(")) break;
         if (!token.is("[")) continue;
         if (has_space && !tokens_[i + 1].is("[") && i > p.range.begin) {
           replace({i - 1, static_cast<size_t>(token.partner) + 1},
