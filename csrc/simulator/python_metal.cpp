@@ -196,6 +196,9 @@ void bind_commands(py::module_& module) {
   py::class_<Buffer>(module, "Buffer")
       .def(py::init<size_t, const std::string&>(), py::arg("nbytes"), py::arg("label") = "")
       .def("__len__", &Buffer::length)
+      .def_property_readonly(
+          "address",
+          [](const Buffer& self) { return reinterpret_cast<uintptr_t>(self.contents()); })
       .def("write", &write_buffer, py::arg("bytes"), py::arg("offset") = 0)
       .def("read", &read_buffer);
   py::class_<Encoder>(module, "ComputeEncoder")
