@@ -29,6 +29,16 @@ std::vector<uint32_t> indices_in(const std::string& warnings, size_t count) {
   return result;
 }
 
+// The rules and the rewriter are part of what a checked library depends on.
+const std::string& identity_of_this_module() {
+  static const std::string identity = [] {
+    Dl_info info{};
+    if (!dladdr(reinterpret_cast<const void*>(&indices_in), &info)) return std::string();
+    return identity_of_file(info.dli_fname);
+  }();
+  return identity;
+}
+
 // Runs what is asked for under one key once at a time; others wait for the first.
 class Exclusive {
  public:
@@ -51,10 +61,9 @@ class Exclusive {
 
 class SourceLibrary final : public Library {
  public:
-  // `text` is preprocessed; `indices` are those of its function constants, in order.
-  SourceLibrary(std::string key, std::string text, bool fast_math)
-      : key(std::move(key)),
-        text(std::move(text)),
+  // `text` is preprocessed.
+  SourceLibrary(std::string text, bool fast_math)
+      : text(std::move(text)),
         fast_math(fast_math),
         tokens(tokenize(this->text)),
         declarations(parse_declarations(tokens)),
@@ -73,12 +82,12 @@ class SourceLibrary final : public Library {
   const std::vector<std::string>& function_names() const override { return names_; }
   const std::vector<FunctionConstant>& function_constants() const override { return constants_; }
 
-  const std::string key, text;
+  const std::string text;
   const bool fast_math;
   const Tokens tokens;
   const Declarations declarations;
   const std::vector<KernelName> kernels;
-  std::vector<uint32_t> indices;
+  std::vector<uint32_t> indices;   // of declarations.constants
 
  private:
   std::vector<std::string> names_;
@@ -94,7 +103,8 @@ class LoadedKernel final : public Kernel {
     for (uint32_t i = 0; record && i < record->num_parameters; ++i) {
       const ParameterRecord& p = record->parameters[i];
       if (!p.is_buffer || !p.exists) continue;
-      info_.buffers.push_back({p.name, p.slot, p.is_writable, p.is_threadgroup, p.alignment});
+      info_.buffers.push_back(
+          {p.name, p.slot, p.is_writable, p.is_threadgroup, p.alignment, p.is_constant});
     }
     if (record && record->max_total_threads) info_.max_total_threads = record->max_total_threads;
   }
@@ -115,11 +125,10 @@ std::string serialise(const SourceLibrary& library) {
   return head + "\n" + library.text;
 }
 
-std::shared_ptr<SourceLibrary> deserialise(const std::string& key, const std::string& content,
-                                           bool fast_math) {
+std::shared_ptr<SourceLibrary> deserialise(const std::string& content, bool fast_math) {
   const size_t line = content.find('\n');
   if (line == std::string::npos) return nullptr;
-  auto library = std::make_shared<SourceLibrary>(key, content.substr(line + 1), fast_math);
+  auto library = std::make_shared<SourceLibrary>(content.substr(line + 1), fast_math);
   std::vector<uint32_t> indices;
   const char* at = content.c_str();
   for (size_t i = 0; i < library->declarations.constants.size(); ++i) {
@@ -158,21 +167,41 @@ std::string unset_constant(const SourceLibrary& library, const std::string& kern
          "' but has no value";
 }
 
-}  // namespace
+// Bytes of a value of this MSL type; 0 when unknown.
+size_t size_of_type(const std::string& type) {
+  static const std::map<std::string, size_t> kScalars = {
+      {"bool", 1},   {"char", 1}, {"uchar", 1}, {"short", 2}, {"ushort", 2}, {"half", 2},
+      {"bfloat", 2}, {"int", 4},  {"uint", 4},  {"float", 4}, {"long", 8},   {"ulong", 8}};
+  if (const auto scalar = kScalars.find(type); scalar != kScalars.end()) return scalar->second;
+  const auto element = kScalars.find(type.substr(0, type.size() - 1));
+  if (type.empty() || element == kScalars.end()) return 0;
+  return element->second * (type.back() == '2' ? 2 : 4);
+}
 
-std::shared_ptr<const Library> Library::from_source(const std::string& source,
-                                                    const CompileOptions& options) {
+void check_sizes(const SourceLibrary& source, const ConstantValues& values) {
+  for (const FunctionConstant& c : source.function_constants()) {
+    const auto value = values.find(c.index);
+    const size_t expected = size_of_type(c.type);
+    if (value == values.end() || expected == 0 || value->second.size() == expected) continue;
+    throw CompileError("error: function constant '" + c.name + "' (index " +
+                       std::to_string(c.index) + "): expected a value of type '" + c.type + "' (" +
+                       std::to_string(expected) + " bytes), found " +
+                       std::to_string(value->second.size()) + " bytes");
+  }
+}
+
+std::shared_ptr<const Library> checked_library(const std::string& source,
+                                               const CompileOptions& options) {
   Hash hash;
   hash.add(source).add(options.fast_math ? "fast" : "safe");
   for (const auto& [name, value] : options.macros) hash.add(name).add(value);
-  hash.add(toolchain_identity(Flavour::Plain, options.fast_math));
-  const std::string key = hash.hex(), file = key + ".msl";
+  hash.add(toolchain_identity(Flavour::Plain, options.fast_math)).add(identity_of_this_module());
+  const std::string file = hash.hex() + ".msl";
   const Exclusive turn(file);
   if (const auto path = DiskCache::instance().find(file)) {
-    if (auto library = deserialise(key, read_file(*path), options.fast_math)) return library;
+    if (auto library = deserialise(read_file(*path), options.fast_math)) return library;
   }
-  auto library =
-      std::make_shared<SourceLibrary>(key, preprocess(source, options), options.fast_math);
+  auto library = std::make_shared<SourceLibrary>(preprocess(source, options), options.fast_math);
   const std::string broken = check_rules(library->tokens, library->declarations);
   const SyntaxCheck check =
       rewrite_for_check(library->text, library->tokens, library->declarations);
@@ -189,27 +218,21 @@ std::shared_ptr<const Library> Library::from_source(const std::string& source,
   return library;
 }
 
-std::shared_ptr<const Kernel> Kernel::compile(const std::shared_ptr<const Library>& library,
+std::shared_ptr<const Kernel> compiled_kernel(const SourceLibrary& source,
                                               const std::string& function_name,
                                               const ConstantValues& constants, Flavour flavour) {
-  const auto& source = dynamic_cast<const SourceLibrary&>(*library);
   const auto kernel = std::find_if(source.kernels.begin(), source.kernels.end(),
                                    [&](const KernelName& k) { return k.name == function_name; });
   if (kernel == source.kernels.end()) {
     throw CompileError("error: the library has no kernel '" + function_name +
                        "'; it has: " + joined(source.function_names()));
   }
-  ConstantValues values;   // those that the library knows: others change nothing
+  check_sizes(source, constants);
+  const std::string text = rewrite_for_kernel(source.text, source.tokens, source.declarations,
+                                              *kernel, source.indices, constants);
+  // The text holds all that the source, the constants and the rewriter contribute.
   Hash hash;
-  hash.add(source.key).add(function_name).add(toolchain_identity(flavour, source.fast_math));
-  for (uint32_t index : source.indices) {
-    const auto value = constants.find(index);
-    if (value != constants.end()) values.insert(*value);
-  }
-  for (const auto& [index, bytes] : values) {
-    hash.add(std::to_string(index));
-    hash.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  }
+  hash.add(text).add(toolchain_identity(flavour, source.fast_math));
   const std::string file = hash.hex() + ".so";
   const Exclusive turn(file);
   DiskCache& cache = DiskCache::instance();
@@ -217,8 +240,6 @@ std::shared_ptr<const Kernel> Kernel::compile(const std::shared_ptr<const Librar
     if (void* handle = load(*path)) return std::make_shared<LoadedKernel>(handle, function_name);
     cache.remove(file);
   }
-  const std::string text = rewrite_for_kernel(source.text, source.tokens, source.declarations,
-                                              *kernel, source.indices, values);
   const auto path = cache.store(file, [&](const std::filesystem::path& output) {
     compile_shared_object(text, output, flavour, source.fast_math);
   });
@@ -229,6 +250,34 @@ std::shared_ptr<const Kernel> Kernel::compile(const std::shared_ptr<const Librar
     throw CompileError(unset_constant(source, function_name, message));
   }
   return std::make_shared<LoadedKernel>(handle, function_name);
+}
+
+// Callers know one exception: a full disk or an unwritable cache must not pass through them as another.
+template <typename F>
+auto reported(F work) {
+  try {
+    return work();
+  } catch (const CompileError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CompileError(std::string("simulator: ") + error.what());
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Library> Library::from_source(const std::string& source,
+                                                    const CompileOptions& options) {
+  return reported([&] { return checked_library(source, options); });
+}
+
+std::shared_ptr<const Kernel> Kernel::compile(const std::shared_ptr<const Library>& library,
+                                              const std::string& function_name,
+                                              const ConstantValues& constants, Flavour flavour) {
+  return reported([&] {
+    return compiled_kernel(dynamic_cast<const SourceLibrary&>(*library), function_name, constants,
+                           flavour);
+  });
 }
 
 }  // namespace sim

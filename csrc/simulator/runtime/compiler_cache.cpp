@@ -70,7 +70,7 @@ DiskCache::DiskCache() : directory_(default_directory()) {
   std::error_code error;
   fs::create_directories(directory_, error);
   if (error) {
-    throw std::runtime_error("simulator cache: cannot create " + directory_.string() + ": " +
+    throw std::runtime_error("cannot create the cache folder " + directory_.string() + ": " +
                              error.message() + "; set TORCH_FLASH_MPS_CACHE to a writable folder");
   }
 }
@@ -150,7 +150,7 @@ void write_file(const fs::path& path, std::string_view content) {
   std::ofstream out(path, std::ios::binary);
   out.write(content.data(), static_cast<std::streamsize>(content.size()));
   out.close();
-  if (!out) throw std::runtime_error("simulator cache: cannot write " + path.string());
+  if (!out) throw std::runtime_error("cannot write " + path.string());
 }
 
 }  // namespace sim

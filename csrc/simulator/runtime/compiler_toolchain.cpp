@@ -277,9 +277,11 @@ std::string preprocess(const std::string& source, const CompileOptions& options)
   if (options.fast_math) arguments.push_back("-D__FAST_MATH__=1");
   for (const auto& [name, value] : options.macros) arguments.push_back("-D" + name + "=" + value);
   arguments.push_back(input.path.string());
-  const Result result = run_clang(std::move(arguments));
+  Result result = run_clang(std::move(arguments));
   checked(result);
-  return result.output;
+  // What comes before names the scratch file, and would make every process's text another one.
+  const size_t begin = result.output.find("# 1 \"program_source\"");
+  return begin == std::string::npos ? std::move(result.output) : result.output.substr(begin);
 }
 
 std::string check_syntax(const std::string& text, bool fast_math) {
