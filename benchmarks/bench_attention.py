@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import platform
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -24,13 +26,14 @@ from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from benchmarks import timing  # noqa: E402
+from benchmarks.readme import rewrite_section  # noqa: E402
 from torch_flash_mps.reference import attention_ref  # noqa: E402
 
 CASES = MODELS | {case.id: case for case in (*SMOKE, *GQA, *MASKED, *LAYOUT)}
 OVERHEAD_BAR = 25e-6          # seconds from Python to encoded
 SPEED_BAR = 0.5               # GFLOP a CPU second, fast mode
 CHECKED_BAR = 15              # times slower than fast mode
-SPEED_CASE = Case(seqlen_q=512, seqlen_k=512, head_dim=64)
+SPEED_CASE = Case(seqlen_q=1024, seqlen_k=1024, head_dim=64)
 
 Calls = dict[str, Callable[[], Tensor]]
 
@@ -41,12 +44,12 @@ def main() -> int:
         import torch_flash_mps.simulator  # noqa: F401
     else:
         import torch_flash_mps  # noqa: F401
-    print(f"torch {torch.__version__}, {describe(options.device, is_simulated)}")
+    print(about(options.device, is_simulated))
     with torch.inference_mode():
         if options.overhead:
-            return print_overhead(options.device, options.repeats)
+            return report("overhead", *overhead(options.device, options.repeats), options)
         if options.simulator:
-            return print_simulator_speed(options.repeats)
+            return report("simulator", *simulator_speed(options.repeats), options)
         for name in options.case or MODELS:
             print_case(name, CASES[name], options)
     return 0
@@ -66,13 +69,33 @@ def parse() -> argparse.Namespace:
                         help="time a call until it returns, its kernel encoded and not yet run")
     parser.add_argument("--simulator", action="store_true",
                         help="speed of the simulated device per core, and the price of its checks")
+    parser.add_argument("--write", action="store_true",
+                        help="put the result of --overhead or --simulator in README.md too")
     return parser.parse_args()
 
 
-def describe(device: str, is_simulated: bool) -> str:
+def about(device: str, is_simulated: bool) -> str:
+    where = "Apple GPU" if device == "mps" else "CPU"
     if is_simulated:
-        return "simulated mps device: times of a CPU simulating, not of an Apple GPU"
-    return "Apple GPU" if device == "mps" else f"CPU, {torch.get_num_threads()} threads"
+        where = "simulated mps device: times of a CPU simulating, not of an Apple GPU"
+    return f"torch {torch.__version__}, {cpu_model()}, {os.cpu_count()} cores, {where}"
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.processor()
+
+
+def report(name: str, lines: list[str], missed: bool, options: argparse.Namespace) -> int:
+    print("\n".join(f"  {line}" for line in lines))
+    if missed:
+        print("The bar is missed.")
+    elif options.write:
+        command = f"`python benchmarks/bench_attention.py --{name}`"
+        machine = f"torch {torch.__version__}, {cpu_model()}, {os.cpu_count()} cores"
+        rewrite_section(name, "\n".join([f"{command}; {machine}:", "", *(f"- {x}" for x in lines)]))
+    return int(missed)
 
 
 def print_case(name: str, case: Case, options: argparse.Namespace) -> None:
@@ -133,37 +156,36 @@ def synchronize(device: str) -> None:
         torch.mps.synchronize()
 
 
-def print_overhead(device: str, repeats: int) -> int:
+def overhead(device: str, repeats: int) -> tuple[list[str], bool]:
     """One key, so that a call is nothing but its overhead. PyTorch's own includes its maths."""
     calls = attention_calls(contiguous(make_inputs(Case(seqlen_q=1, seqlen_k=1)), device))
     del calls["matmul, softmax, matmul"]
     timings = timing.overhead(calls, lambda: synchronize(device), max(repeats, 100))
-    for who, spent in timings.items():
-        print(f"  {who:34} {spent.median * 1e6:.1f} µs ({spent.lower * 1e6:.1f} to "
-              f"{spent.upper * 1e6:.1f}) until the call returns")
-    is_slow = timings["flash_mps::attention"].median > OVERHEAD_BAR
-    print(f"bar: {OVERHEAD_BAR * 1e6:.0f} µs{', missed' if is_slow else ''}")
-    return int(is_slow)
+    lines = [
+        f"{who}: {spent.median * 1e6:.1f} µs ({spent.lower * 1e6:.1f} to {spent.upper * 1e6:.1f}) "
+        "until the call returns" for who, spent in timings.items()
+    ]
+    lines.append(f"bar for ours: {OVERHEAD_BAR * 1e6:.0f} µs")
+    return lines, timings["flash_mps::attention"].median > OVERHEAD_BAR
 
 
-def print_simulator_speed(repeats: int) -> int:
+def simulator_speed(repeats: int) -> tuple[list[str], bool]:
     """GFLOP a second of CPU time: per core, however many there are and whatever else they do."""
     from torch_flash_mps import simulator
 
     q, k, v = contiguous(make_inputs(SPEED_CASE), "mps").operands
     call = {"fwd": lambda: torch.ops.flash_mps.attention(q, k, v)}
-    seconds = {}
+    speeds = {}
     for mode, is_checked in (("fast", False), ("checked", True)):
         with simulator.checks(is_checked):
             spent = timing.interleaved(call, torch.mps.synchronize, repeats, time.process_time)
-        seconds[mode] = spent["fwd"].median
-        print(f"  {mode:8} {flops(SPEED_CASE) / seconds[mode] / 1e9:.3f} GFLOP/s per core "
-              f"({SPEED_CASE.id})")
-    ratio = seconds["checked"] / seconds["fast"]
-    print(f"  checked mode is {ratio:.1f} times slower; {os.cpu_count()} cores")
-    is_slow = flops(SPEED_CASE) / seconds["fast"] / 1e9 < SPEED_BAR or ratio > CHECKED_BAR
-    print(f"bars: {SPEED_BAR} GFLOP/s per core, {CHECKED_BAR} times{', missed' if is_slow else ''}")
-    return int(is_slow)
+        speeds[mode] = flops(SPEED_CASE) / spent["fwd"].median / 1e9
+    ratio = speeds["fast"] / speeds["checked"]
+    lines = [f"{mode} mode: {speed:.2f} GFLOP/s per core ({SPEED_CASE.id})"
+             for mode, speed in speeds.items()]
+    lines += [f"checked mode is {ratio:.1f} times slower",
+              f"bars: {SPEED_BAR} GFLOP/s per core in fast mode, {CHECKED_BAR} times slower"]
+    return lines, speeds["fast"] < SPEED_BAR or ratio > CHECKED_BAR
 
 
 if __name__ == "__main__":

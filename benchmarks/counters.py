@@ -58,7 +58,7 @@ class Least:
     products: int        # 8x8 tiles of S with a visible pair, each for Q Kᵀ and P V
     bytes_read: int      # Q once; K and V that a query block sees, once per query block
     bytes_written: int   # out
-    threadgroup_bytes: int   # those K and V written once, and read once by each simdgroup
+    threadgroup_bytes: int   # those K and V written, and what each 8 rows see read back
     exponentials: int    # one a visible pair
     barriers: int        # K and V ready, K and V used up
 
@@ -111,13 +111,12 @@ def least_work(case: Case, block_q: int) -> Least:
     width = (case.head_dim + case.value_dim) * element
     heads = case.batch * case.num_heads_q
     kv_bytes = num_blocks(case, block_q, 1) * width   # one column of blocks is one key
-    simdgroups = block_q // FRAGMENT
     tiles = num_blocks(case, FRAGMENT, FRAGMENT)
     return Least(
         products=tiles * (case.head_dim + case.value_dim) // FRAGMENT,
         bytes_read=heads * case.seqlen_q * case.head_dim * element + kv_bytes,
         bytes_written=heads * case.seqlen_q * case.value_dim * element,
-        threadgroup_bytes=kv_bytes * (1 + simdgroups),
+        threadgroup_bytes=kv_bytes + num_blocks(case, FRAGMENT, 1) * width,
         exponentials=num_blocks(case, 1, 1),
         barriers=2,
     )
