@@ -25,7 +25,6 @@ py::dict counters_dict(const Counters& c) {
   d["device_bytes_written"] = c.device_bytes_written;
   d["device_bytes_read_distinct"] = c.device_bytes_read_distinct;
   d["constant_bytes_read"] = c.constant_bytes_read;
-  d["constant_bytes_read"] = c.constant_bytes_read;
   d["threadgroup_bytes_read"] = c.threadgroup_bytes_read;
   d["threadgroup_bytes_written"] = c.threadgroup_bytes_written;
   return d;
@@ -48,16 +47,6 @@ py::dict stats_dict() {
   return d;
 }
 
-void set_gpu_family_name(const std::string& name) {
-  const std::string prefix = "apple";
-  int number = 0;
-  if (name.starts_with(prefix)) number = std::atoi(name.c_str() + prefix.size());
-  if (number < 7 || number > 10) {
-    throw py::value_error("GPU family: expected apple7, apple8, apple9 or apple10, found " + name);
-  }
-  set_gpu_family(number);
-}
-
 // The folder that holds msl/ and runtime/kernel_abi.h, which kernels are compiled with.
 void set_header_directory(const std::string& directory) {
   set_msl_include_directory(directory + "/msl");
@@ -73,7 +62,7 @@ PYBIND11_MODULE(_simulator, module) {
   module.def("shuffle_seed", &shuffle_seed);
   module.def("set_shuffle_seed", &set_shuffle_seed, py::arg("seed").none(true));
   module.def("gpu_family", [] { return "apple" + std::to_string(gpu_family()); });
-  module.def("set_gpu_family", &set_gpu_family_name, py::arg("name"));
+  module.def("set_gpu_family", &set_gpu_family, py::arg("name"));
   module.def("set_header_directory", &set_header_directory, py::arg("directory"));
   module.def("counters", &counters_list);
   module.def("reset_counters", &reset_counters);

@@ -27,6 +27,13 @@ kernel void copy(device float* out [[buffer(0)]], const device float* in [[buffe
   out[i] = in[i];
 }
 
+kernel void two_arrays(device float* out [[buffer(0)]], threadgroup float* a [[threadgroup(0)]],
+                       threadgroup float* b [[threadgroup(1)]]) {
+  a[0] = 1;
+  b[0] = 2;
+  out[0] = a[0] + b[0];
+}
+
 kernel void shared_sum(device float* out [[buffer(0)]],
                        threadgroup float* scratch [[threadgroup(0)]],
                        uint i [[thread_index_in_threadgroup]]) {
@@ -117,7 +124,7 @@ class Recording:
 
 
 def test_a_kernel_runs(metal, library, add):
-    assert sorted(library.function_names) == ["add", "copy", "shared_sum"]
+    assert sorted(library.function_names) == ["add", "copy", "shared_sum", "two_arrays"]
     assert add.max_threads == 1024
     numbers = np.arange(COUNT, dtype=np.float32)
     add(numbers, count_bytes(5), grid=(1, 1, 1), threadgroup=(COUNT, 1, 1))
@@ -281,8 +288,7 @@ def threadgroup_memory_not_a_multiple_of_16(metal, recording):
 
 
 def threadgroup_memory_beyond_32k(metal, recording):
-    recording.encoder.set_threadgroup_memory(32768, 0)
-    recording.encoder.set_threadgroup_memory(16, 1)
+    recording.encoder.set_threadgroup_memory(32784, 0)
 
 
 MISUSES = {
@@ -298,7 +304,7 @@ MISUSES = {
                   "found an unbound slot",
     second_encoder: "expected no open encoder, found one that endEncoding has not closed",
     threadgroup_memory_not_a_multiple_of_16: "expected a multiple of 16 bytes, found 20",
-    threadgroup_memory_beyond_32k: "expected at most 32768 bytes over all slots, found 32784",
+    threadgroup_memory_beyond_32k: "slot 0: expected at most 32768 bytes, found 32784",
 }
 
 
@@ -352,6 +358,17 @@ def test_threadgroup_memory_is_asked_for(shared_sum):
     assert out[0] == 6
     with pytest.raises(RuntimeError, match="expected a length from setThreadgroupMemoryLength"):
         shared_sum(out, grid=(1, 1, 1), threadgroup=(4, 1, 1))
+
+
+def test_threadgroup_memory_of_all_arguments_counts(library):
+    kernel = library.kernel("two_arrays", {0: ("int", 0), 1: ("bool", False)})
+    out = np.zeros(1, dtype=np.float32)
+    size = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
+    kernel(out, **size, threadgroup_memory={0: 16384, 1: 16384, 2: 32768})   # slot 2 is not its own
+    assert out[0] == 3
+    with pytest.raises(RuntimeError, match="expected at most 32768 bytes of threadgroup memory, "
+                                           "found 32784"):
+        kernel(out, **size, threadgroup_memory={0: 16384, 1: 16400})
 
 
 def test_encoding_after_the_end(metal, add):

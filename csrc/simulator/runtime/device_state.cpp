@@ -17,9 +17,25 @@ bool initial_checks() {
   return !value || std::strcmp(value, "0") != 0;
 }
 
+// 9 of "apple9"; 0 of anything else.
+int apple_family(const std::string& name) {
+  const std::string prefix = "apple";
+  return name.starts_with(prefix) ? std::atoi(name.c_str() + prefix.size()) : 0;
+}
+
+bool is_gpu_family(int number) {
+  return number >= 7 && number <= 10;
+}
+
+int initial_gpu_family() {
+  const char* value = std::getenv("TORCH_FLASH_MPS_SIM_GPU");
+  const int number = value ? apple_family(value) : 0;
+  return is_gpu_family(number) ? number : 7;
+}
+
 struct State {
   std::atomic<bool> checks{initial_checks()};
-  std::atomic<int> gpu_family{7};
+  std::atomic<int> gpu_family{initial_gpu_family()};
   std::atomic<uint64_t> pipelines_built{0}, command_buffers{0}, commits{0}, dispatches{0};
   std::atomic<int64_t> bytes_allocated{0};
   std::atomic<size_t> num_faults{0};
@@ -59,13 +75,13 @@ int gpu_family() {
   return state().gpu_family;
 }
 
-void set_gpu_family(int apple_family) {
-  if (apple_family < 7 || apple_family > 10) {
-    throw std::invalid_argument(
-        "GPU family: expected apple7, apple8, apple9 or apple10, found apple" +
-        std::to_string(apple_family));
+void set_gpu_family(const std::string& name) {
+  const int number = apple_family(name);
+  if (!is_gpu_family(number)) {
+    throw std::invalid_argument("GPU family: expected apple7, apple8, apple9 or apple10, found " +
+                                name);
   }
-  state().gpu_family = apple_family;
+  state().gpu_family = number;
 }
 
 void report_fault(const std::string& message) {

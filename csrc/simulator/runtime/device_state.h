@@ -32,9 +32,11 @@ inline Flavour current_flavour() {
 std::optional<uint64_t> shuffle_seed();
 void set_shuffle_seed(std::optional<uint64_t> seed);
 
-// N of the newest MTLGPUFamilyAppleN that supportsFamily: affirms; 7 ... 10.
+// N of the newest MTLGPUFamilyAppleN that supportsFamily: affirms. Starts as the environment variable
+// TORCH_FLASH_MPS_SIM_GPU says, at 7 when that is not set.
 int gpu_family();
-void set_gpu_family(int apple_family);
+// apple7 ... apple10; throws std::invalid_argument for another name.
+void set_gpu_family(const std::string& name);
 
 // Remembers what went wrong until somebody can raise it; the process goes on.
 void report_fault(const std::string& message);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "device_state.h"
 
@@ -106,13 +105,12 @@ void ComputeEncoder::set_threadgroup_memory(uint64_t length, uint64_t slot) {
     return fail("setThreadgroupMemoryLength",
                 where + "expected a multiple of 16 bytes, found " + text(length));
   }
-  threadgroup_bytes_[slot] = static_cast<uint32_t>(std::min<uint64_t>(length, UINT32_MAX));
-  const auto total =
-      std::accumulate(threadgroup_bytes_.begin(), threadgroup_bytes_.end(), uint64_t{0});
-  if (total > kMaxThreadgroupBytes) {
-    fail("setThreadgroupMemoryLength", where + "expected at most " + text(kMaxThreadgroupBytes) +
-                                           " bytes over all slots, found " + text(total));
+  if (length > kMaxThreadgroupBytes) {
+    return fail(
+        "setThreadgroupMemoryLength",
+        where + "expected at most " + text(kMaxThreadgroupBytes) + " bytes, found " + text(length));
   }
+  threadgroup_bytes_[slot] = static_cast<uint32_t>(length);
 }
 
 void ComputeEncoder::dispatch_threadgroups(Extent threadgroups, Extent group) {
@@ -141,29 +139,39 @@ bool ComputeEncoder::check_sizes(const char* call, Extent threads, Extent group)
 
 bool ComputeEncoder::check_arguments(const char* call) {
   const auto& info = pipeline_->info();
+  uint64_t threadgroup_bytes = info.static_threadgroup_bytes;
   for (const auto& argument : info.buffers) {
-    const std::string where = "kernel '" + info.name + "', argument '" + argument.name + "' at " +
-                              (argument.is_threadgroup ? "threadgroup" : "buffer") + " slot " +
-                              text(argument.slot) + ": ";
-    if (argument.is_threadgroup) {
-      if (threadgroup_bytes_[argument.slot]) continue;
-      fail(call, where + "expected a length from setThreadgroupMemoryLength, found none");
+    const std::string problem = check_argument(argument);
+    if (!problem.empty()) {
+      fail(call, "kernel '" + info.name + "', argument '" + argument.name + "' at " +
+                     (argument.is_threadgroup ? "threadgroup" : "buffer") + " slot " +
+                     text(argument.slot) + ": " + problem);
       return false;
     }
-    const auto& location = buffers_[argument.slot];
-    if (!location.storage) {
-      fail(call, where + "expected a buffer or bytes, found an unbound slot");
-      return false;
-    }
-    if (argument.alignment > 1 && location.offset % argument.alignment != 0) {
-      fail(call, where + "expected an offset that is a multiple of " + text(argument.alignment) +
-                     " bytes, found " + text(location.offset));
-      return false;
-    }
+    if (argument.is_threadgroup) threadgroup_bytes += threadgroup_bytes_[argument.slot];
   }
-  return true;
+  if (threadgroup_bytes <= kMaxThreadgroupBytes) return true;
+  fail(call, "kernel '" + info.name + "': expected at most " + text(kMaxThreadgroupBytes) +
+                 " bytes of threadgroup memory, found " + text(threadgroup_bytes));
+  return false;
 }
 
+std::string ComputeEncoder::check_argument(const BufferArgument& argument) const {
+  if (argument.is_threadgroup) {
+    return threadgroup_bytes_[argument.slot]
+               ? ""
+               : "expected a length from setThreadgroupMemoryLength, found none";
+  }
+  const auto& location = buffers_[argument.slot];
+  if (!location.storage) return "expected a buffer or bytes, found an unbound slot";
+  if (location.offset % std::max(argument.alignment, 1u) != 0) {
+    return "expected an offset that is a multiple of " + text(argument.alignment) +
+           " bytes, found " + text(location.offset);
+  }
+  return "";
+}
+
+// Records what the kernel uses and no more: arguments of earlier kernels stay in the table.
 void ComputeEncoder::dispatch(const char* call, Extent threads, Extent group) {
   if (!check_open(call)) return;
   if (!pipeline_) {
@@ -172,14 +180,16 @@ void ComputeEncoder::dispatch(const char* call, Extent threads, Extent group) {
   if (!check_sizes(call, threads, group) || !check_arguments(call)) return;
   DispatchCommand command{.pipeline = pipeline_,
                           .buffers = {},
-                          .threadgroup_bytes = threadgroup_bytes_,
                           .threads_per_grid = threads,
                           .threads_per_threadgroup = group};
-  command.buffers.reserve(pipeline_->info().buffers.size());
-  for (const auto& argument : pipeline_->info().buffers) {
-    if (!argument.is_threadgroup) {
-      command.buffers.emplace_back(argument.slot, buffers_[argument.slot]);
-    }
+  const auto& arguments = pipeline_->info().buffers;
+  command.buffers.reserve(arguments.size());
+  for (const auto& argument : arguments) {
+    const uint32_t slot = argument.slot;
+    if (argument.is_threadgroup)
+      command.threadgroup_bytes[slot] = threadgroup_bytes_[slot];
+    else
+      command.buffers.emplace_back(slot, buffers_[slot]);
   }
   record(std::move(command));
 }

@@ -62,6 +62,8 @@ class ComputeEncoder : public Encoder {
   void dispatch(const char* call, Extent threads, Extent threads_per_threadgroup);
   bool check_sizes(const char* call, Extent threads, Extent threads_per_threadgroup);
   bool check_arguments(const char* call);
+  // What is wrong with one argument of the pipeline; empty when nothing is.
+  std::string check_argument(const BufferArgument& argument) const;
 
   std::shared_ptr<Pipeline> pipeline_;
   std::array<Location, kMaxBuffers> buffers_;
