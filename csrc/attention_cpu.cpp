@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 
 #include <array>
+#include <array>
 #include <limits>
 
 namespace flash_mps {
