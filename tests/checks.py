@@ -42,7 +42,7 @@ def check(
 
 def check_exact(got: Tensor, expected: Tensor | float, tolerance: float = 0.0, case_id: str = ""):
     """Raises AssertionError unless every element is within `tolerance` of the stated anchor."""
-    expected = torch.as_tensor(expected, dtype=torch.float64)
+    expected = torch.as_tensor(expected).detach().cpu().double()
     got64, expected64 = _comparable(got, expected.expand(got.shape), case_id)
     _compare(got64, expected64, tolerance, case_id)
 

@@ -16,6 +16,10 @@ SKIP_BUDGET = 0
 # Models come from installed packages; a test that asks a network for one is wrong.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Tests work on small tensors: waking another thread costs more than it saves, many times over on a
+# busy machine. The simulated device has threads of its own.
+torch.set_num_threads(1)
+
 
 def has_real_gpu() -> bool:
     return sys.platform == "darwin"
