@@ -4,10 +4,15 @@ If one of them fails, the simulated device is no Metal device: none was written 
 """
 
 import itertools
+import sys
 
-import foreign_kernels
 import pytest
 import torch
+
+if sys.platform == "darwin":
+    pytest.skip("a Mac has Metal itself", allow_module_level=True)
+
+import foreign_kernels
 from checks import attention_lowp, check
 from torch import Tensor
 from wheels import wheel_folder
