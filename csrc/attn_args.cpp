@@ -242,14 +242,15 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
 }
 
 at::Tensor empty_out(const AttnProblem& problem) {
-  const int64_t heads = problem.num_heads_q, rows = problem.seqlen_q, width = problem.head_dim_v;
-  const int64_t sizes[] = {problem.batch, heads, rows, width};
+  const int64_t sizes[] = {problem.batch, problem.num_heads_q, problem.seqlen_q,
+                           problem.head_dim_v};
+  // As PyTorch does, a dimension without elements counts as 1.
+  const auto extent = [&](int dim) { return std::max<int64_t>(sizes[dim], 1); };
   const bool is_bshd = !problem.has_own_rank && problem.query.stride(1) < problem.query.stride(2);
-  const int64_t pitch = std::max<int64_t>(width, 1), image = std::max<int64_t>(heads * rows, 1);
   const int64_t strides[] = {
-      image * pitch,
-      is_bshd ? pitch : std::max<int64_t>(rows, 1) * pitch,
-      is_bshd ? std::max<int64_t>(heads, 1) * pitch : pitch,
+      extent(1) * extent(2) * extent(3),
+      is_bshd ? extent(3) : extent(2) * extent(3),
+      is_bshd ? extent(1) * extent(3) : extent(3),
       1,
   };
   return at::empty_strided(sizes, strides, problem.query.options());
