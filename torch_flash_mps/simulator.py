@@ -114,8 +114,8 @@ def reset_counters() -> None:
 class checks(contextlib.AbstractContextManager):   # noqa: N801  (called like a function)
     """Switches the checks of kernels on or off, for good or for the length of a ``with`` block.
 
-    With checks on, kernels that are built from then on report every access to memory: bounds, races,
-    uninitialised reads, barriers that not all threads reach. They run several times slower.
+    With checks on, kernels that are built from then on report every access to memory: bounds,
+    races, uninitialised reads, barriers that not all threads reach. They run several times slower.
     """
 
     def __init__(self, enabled: bool = True) -> None:

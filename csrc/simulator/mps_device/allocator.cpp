@@ -54,7 +54,8 @@ class Usage {
   }
 
  private:
-  static c10::CachingAllocator::Stat& aggregate(StatType type, c10::CachingAllocator::StatArray& a) {
+  static c10::CachingAllocator::Stat& aggregate(StatType type,
+                                                c10::CachingAllocator::StatArray& a) {
     return a[static_cast<size_t>(type)];
   }
   std::mutex mutex_;
@@ -202,7 +203,8 @@ c10::Allocator* pinned_allocator() {
 }
 
 void set_memory_fraction(double fraction) {
-  memory_limit = fraction == 0.0 ? SIZE_MAX : static_cast<size_t>(fraction * recommended_max_memory());
+  memory_limit =
+      fraction == 0.0 ? SIZE_MAX : static_cast<size_t>(fraction * recommended_max_memory());
 }
 
 void* host_data(const c10::StorageImpl& storage) {
@@ -225,9 +227,15 @@ void resize_storage(c10::StorageImpl& storage, size_t nbytes) {
 
 namespace at::mps {
 
-TORCH_API at::Allocator* GetMPSAllocator() { return sim::device_allocator(); }
-IMPSAllocator* getIMPSAllocator() { return sim::device_allocator(); }
-bool isMPSPinnedPtr(const void* data) { return sim::PinnedAllocator::owns(data); }
+TORCH_API at::Allocator* GetMPSAllocator() {
+  return sim::device_allocator();
+}
+IMPSAllocator* getIMPSAllocator() {
+  return sim::device_allocator();
+}
+bool isMPSPinnedPtr(const void* data) {
+  return sim::PinnedAllocator::owns(data);
+}
 
 C10_DEFINE_REGISTRY(MPSAllocatorCallbacksRegistry, IMpsAllocatorCallback)
 

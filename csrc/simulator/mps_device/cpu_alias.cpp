@@ -13,8 +13,8 @@ namespace {
 
 // A tensor with the geometry of `like` over another storage.
 at::Tensor tensor_over(c10::Storage storage, const at::Tensor& like, c10::DispatchKey backend) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                         c10::DispatchKeySet(backend), like.dtype());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(backend), like.dtype());
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.is_conj()) tensor._set_conj(true);
@@ -95,9 +95,10 @@ at::Tensor CpuAliases::to_mps(const at::Tensor& cpu) {
   TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == at::kStrided && !cpu.is_quantized(),
                               "the simulated mps device has strided tensors only, not ",
                               cpu.toString());
-  TORCH_CHECK_TYPE(cpu.scalar_type() != at::kDouble && cpu.scalar_type() != at::kComplexDouble,
-                   "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support "
-                   "float64. Please use float32 instead.");
+  TORCH_CHECK_TYPE(
+      cpu.scalar_type() != at::kDouble && cpu.scalar_type() != at::kComplexDouble,
+      "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support "
+      "float64. Please use float32 instead.");
   return tensor_over(mps_storage(cpu.storage()), cpu, c10::DispatchKey::MPS);
 }
 

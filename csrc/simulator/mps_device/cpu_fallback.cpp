@@ -18,10 +18,15 @@ using torch::jit::Stack;
 
 // Operators that take CPU tensors next to mps ones by contract: indices and lengths.
 bool takes_cpu_tensors(const std::string& name) {
-  static constexpr std::array<std::string_view, 9> names = {
-      "aten::index",      "aten::index_put",      "aten::index_put_",
-      "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_unsafe_index_put",
-      "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::_ctc_loss_backward"};
+  static constexpr std::array<std::string_view, 9> names = {"aten::index",
+                                                            "aten::index_put",
+                                                            "aten::index_put_",
+                                                            "aten::_index_put_impl_",
+                                                            "aten::_unsafe_index",
+                                                            "aten::_unsafe_index_put",
+                                                            "aten::_pack_padded_sequence",
+                                                            "aten::_ctc_loss",
+                                                            "aten::_ctc_loss_backward"};
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -60,8 +65,7 @@ class Call {
       return value.toDevice().is_mps() ? c10::IValue(at::Device(at::kCPU)) : value;
     }
     if (value.isGenerator() || (value.isNone() && argument.name() == "generator")) {
-      return cpu_generator_for(value.isNone() ? std::nullopt
-                                              : std::optional(value.toGenerator()));
+      return cpu_generator_for(value.isNone() ? std::nullopt : std::optional(value.toGenerator()));
     }
     return map_tensors(std::move(value), [&](const at::Tensor& tensor) {
       if (tensor.defined() && tensor.is_mps()) return aliases_.to_cpu(tensor);
@@ -77,8 +81,9 @@ class Call {
     const bool is_number = tensor.is_cpu() && tensor.dim() == 0 && !is_written;
     TORCH_CHECK(is_number || (tensor.is_cpu() && takes_cpu_tensors(schema_.name())),
                 "Expected all tensors to be on the same device, but found at least two devices, "
-                "mps:0 and ", tensor.device(), "! (when checking argument for argument ",
-                argument.name(), " in method ", schema_.name(), ")");
+                "mps:0 and ",
+                tensor.device(), "! (when checking argument for argument ", argument.name(),
+                " in method ", schema_.name(), ")");
   }
 
   at::Tensor result(const at::Tensor& tensor) {
@@ -111,7 +116,9 @@ class Call {
   bool is_for_cpu_ = false;
 };
 
-void cpu_fallback(const c10::OperatorHandle& op, Stack* stack) { Call(op).run(stack); }
+void cpu_fallback(const c10::OperatorHandle& op, Stack* stack) {
+  Call(op).run(stack);
+}
 
 // Composite operators that the fallback alone would never see: they pick a kernel by device inside, or
 // call an `out=` kernel of the CPU in a way that it warns about.

@@ -11,7 +11,8 @@ namespace at {
 namespace mps::detail {
 
 const Generator& getDefaultMPSGenerator() {
-  static auto* generator = new Generator(createMPSGenerator(c10::detail::getNonDeterministicRandom()));
+  static auto* generator =
+      new Generator(createMPSGenerator(c10::detail::getNonDeterministicRandom()));
   return *generator;
 }
 
@@ -50,11 +51,17 @@ void MPSGeneratorImpl::set_current_seed(uint64_t seed) {
   engine_.reset_state(seed);
 }
 
-void MPSGeneratorImpl::set_offset(uint64_t offset) { engine_.set_offset(offset); }
+void MPSGeneratorImpl::set_offset(uint64_t offset) {
+  engine_.set_offset(offset);
+}
 
-uint64_t MPSGeneratorImpl::get_offset() const { return engine_.get_offset(); }
+uint64_t MPSGeneratorImpl::get_offset() const {
+  return engine_.get_offset();
+}
 
-uint64_t MPSGeneratorImpl::current_seed() const { return data_.seed; }
+uint64_t MPSGeneratorImpl::current_seed() const {
+  return data_.seed;
+}
 
 uint64_t MPSGeneratorImpl::seed() {
   set_current_seed(c10::detail::getNonDeterministicRandom());
@@ -76,8 +83,8 @@ c10::intrusive_ptr<c10::TensorImpl> MPSGeneratorImpl::get_state() const {
 void MPSGeneratorImpl::set_state(const c10::TensorImpl& new_state) {
   at::detail::check_rng_state(new_state);
   SavedState saved;
-  TORCH_CHECK(new_state.numel() == sizeof(saved), "RNG state is wrong size: expected ", sizeof(saved),
-              " bytes, got ", new_state.numel());
+  TORCH_CHECK(new_state.numel() == sizeof(saved), "RNG state is wrong size: expected ",
+              sizeof(saved), " bytes, got ", new_state.numel());
   std::memcpy(&saved, new_state.data(), sizeof(saved));
   set_current_seed(saved.seed);
   data_.state = saved.words;

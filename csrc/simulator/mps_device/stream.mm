@@ -35,7 +35,9 @@ MPSDevice* MPSDevice::_device = nullptr;
 
 MPSDevice::MPSDevice() : _mtl_device(MTLCreateSystemDefaultDevice()) {}
 
-MPSDevice::~MPSDevice() { [_mtl_device release]; }
+MPSDevice::~MPSDevice() {
+  [_mtl_device release];
+}
 
 MPSDevice* MPSDevice::getInstance() {
   static auto* instance = _device = new MPSDevice;
@@ -47,11 +49,17 @@ bool MPSDevice::isMacOS13Plus(MacOSVersion version) const {
   return version <= MacOSVersion::MACOS_VER_15_2_PLUS;
 }
 
-std::string MPSDevice::getName() const { return [[_mtl_device name] UTF8String]; }
+std::string MPSDevice::getName() const {
+  return [[_mtl_device name] UTF8String];
+}
 
-unsigned MPSDevice::getCoreCount() const { return 8; }
+unsigned MPSDevice::getCoreCount() const {
+  return 8;
+}
 
-bool is_available() { return true; }
+bool is_available() {
+  return true;
+}
 
 bool is_macos_13_or_newer(MacOSVersion version) {
   return MPSDevice::getInstance()->isMacOS13Plus(version);
@@ -107,17 +115,11 @@ void MPSStream::synchronize(SyncType sync_type) {
   endKernelCoalescing();
   switch (sync_type) {
     case SyncType::NONE:
-    case SyncType::COMMIT_ADAPTIVE:   // commits under memory pressure, which is not simulated
+    case SyncType::COMMIT_ADAPTIVE:  // commits under memory pressure, which is not simulated
       break;
-    case SyncType::COMMIT:
-      commit();
-      break;
-    case SyncType::COMMIT_AND_WAIT:
-      commitAndWait();
-      break;
-    case SyncType::COMMIT_AND_CONTINUE:
-      commitAndContinue();
-      break;
+    case SyncType::COMMIT: commit(); break;
+    case SyncType::COMMIT_AND_WAIT: commitAndWait(); break;
+    case SyncType::COMMIT_AND_CONTINUE: commitAndContinue(); break;
   }
 }
 
@@ -125,7 +127,9 @@ void MPSStream::commit() {
   if (_commandBuffer) commitAndContinue();
 }
 
-void MPSStream::commitAndContinue() { [commandBuffer() commitAndContinue]; }
+void MPSStream::commitAndContinue() {
+  [commandBuffer() commitAndContinue];
+}
 
 void MPSStream::commitAndWait() {
   if (_commandBuffer) {
@@ -145,7 +149,8 @@ void MPSStream::flush() {
 }
 
 void MPSStream::copy(MTLBuffer_t source, MTLBuffer_t destination, size_t length,
-                     size_t source_offset, size_t destination_offset, uint64_t, SyncType sync_type) {
+                     size_t source_offset, size_t destination_offset, uint64_t,
+                     SyncType sync_type) {
   if (length == 0) return;
   dispatch_sync(_serialQueue, ^{
     @autoreleasepool {
@@ -181,7 +186,9 @@ void MPSStream::addCompletedHandler(MTLCommandBufferHandler block) {
   });
 }
 
-MTLDevice_t MPSStream::device() const { return [_commandQueue device]; }
+MTLDevice_t MPSStream::device() const {
+  return [_commandQueue device];
+}
 
 // Where kernels that use PyTorch's error reporting leave their messages.
 MTLBuffer_t MPSStream::getErrorBuffer() {
@@ -205,14 +212,18 @@ void MPSStream::checkLastError() {
 MPSStream* MPSStreamImpl::_stream = nullptr;
 
 MPSStream* MPSStreamImpl::getInstance() {
-  static auto* instance =
-      _stream = new MPSStream(Stream(Stream::UNSAFE, Device(DeviceType::MPS, 0), 0));
+  static auto* instance = _stream =
+      new MPSStream(Stream(Stream::UNSAFE, Device(DeviceType::MPS, 0), 0));
   return instance;
 }
 
-MPSStream* getDefaultMPSStream() { return MPSStreamImpl::getInstance(); }
+MPSStream* getDefaultMPSStream() {
+  return MPSStreamImpl::getInstance();
+}
 
-MPSStream* getCurrentMPSStream() { return getDefaultMPSStream(); }
+MPSStream* getCurrentMPSStream() {
+  return getDefaultMPSStream();
+}
 
 void dispatch_sync_with_rethrow(dispatch_queue_t queue, void (^block)()) {
   __block std::exception_ptr thrown;
@@ -230,7 +241,9 @@ void dispatch_sync_with_rethrow(dispatch_queue_t queue, void (^block)()) {
 
 namespace sim {
 
-bool stream_has_pending_work() { return at::mps::has_pending_work.load(std::memory_order_acquire); }
+bool stream_has_pending_work() {
+  return at::mps::has_pending_work.load(std::memory_order_acquire);
+}
 
 void drain_stream() {
   auto* stream = at::mps::getDefaultMPSStream();
@@ -257,6 +270,8 @@ void* stream_command_buffer() {
   return stream->commandBuffer();
 }
 
-void* stream_dispatch_queue() { return at::mps::getDefaultMPSStream()->queue(); }
+void* stream_dispatch_queue() {
+  return at::mps::getDefaultMPSStream()->queue();
+}
 
 }  // namespace sim

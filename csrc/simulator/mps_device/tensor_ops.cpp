@@ -22,12 +22,13 @@ constexpr c10::DispatchKeySet kMpsKeys(c10::DispatchKey::MPS);
 at::ScalarType check_options(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                              std::optional<bool> pin_memory) {
   const auto type = dtype.value_or(at::get_default_dtype_as_scalartype());
-  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided,
-              "Expected strided layout on mps, got ", layout.value_or(at::kStrided));
+  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "Expected strided layout on mps, got ",
+              layout.value_or(at::kStrided));
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
-  TORCH_CHECK_TYPE(type != at::kDouble && type != at::kComplexDouble,
-                   "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support "
-                   "float64. Please use float32 instead.");
+  TORCH_CHECK_TYPE(
+      type != at::kDouble && type != at::kComplexDouble,
+      "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support "
+      "float64. Please use float32 instead.");
   return type;
 }
 
@@ -62,8 +63,8 @@ Tensor efficient_zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType>
                              std::optional<bool> pin_memory) {
   const auto type = check_options(dtype, layout, pin_memory);
   at::native::ZeroTensorAllocator allocator(at::Device(at::kMPS, 0));
-  return at::detail::empty_generic(size, &allocator, kMpsKeys.add(c10::DispatchKey::ZeroTensor), type,
-                                   std::nullopt);
+  return at::detail::empty_generic(size, &allocator, kMpsKeys.add(c10::DispatchKey::ZeroTensor),
+                                   type, std::nullopt);
 }
 
 // Copies between any two of mps and cpu, with the conversions, broadcasts and strides of the CPU's
@@ -155,7 +156,8 @@ Tensor& set_(Tensor& self) {
 }
 
 // PyTorch's CPU kernel of this one draws from the CPU's default generator.
-std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p,
+                                          std::optional<bool> train) {
   if (input.numel() == 0 || !train.value_or(true)) {
     return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
   }
@@ -163,13 +165,14 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   return {input * mask * (p == 1 ? 0.0 : 1 / (1 - p)), mask};
 }
 
-int64_t choose_math(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double,
-                    bool, std::optional<double>, bool) {
+int64_t choose_math(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                    double, bool, std::optional<double>, bool) {
   return static_cast<int64_t>(at::SDPBackend::math);
 }
 
 // Where no gradient is wanted, PyTorch on a Mac computes attention by this operator.
-std::tuple<Tensor, Tensor> attention_math(const Tensor& query, const Tensor& key, const Tensor& value,
+std::tuple<Tensor, Tensor> attention_math(const Tensor& query, const Tensor& key,
+                                          const Tensor& value,
                                           const std::optional<Tensor>& attn_mask, double dropout_p,
                                           bool is_causal, const std::optional<Tensor>& dropout_mask,
                                           std::optional<double> scale, bool enable_gqa) {
@@ -182,13 +185,14 @@ std::tuple<Tensor, Tensor> attention_math(const Tensor& query, const Tensor& key
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
                  std::optional<double> scale, bool enable_gqa) {
-  TORCH_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
-              "Expected query, key, and value to all be at least 2 dimensional, but got query.dim: ",
-              query.dim(), ", key.dim: ", key.dim(), " and value.dim: ", value.dim(), " instead.");
-  TORCH_CHECK(query.dtype() == key.dtype() && query.dtype() == value.dtype(),
-              "Expected query, key, and value to have the same dtype, but got query.dtype: ",
-              query.dtype(), " key.dtype: ", key.dtype(), " and value.dtype: ", value.dtype(),
-              " instead.");
+  TORCH_CHECK(
+      query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
+      "Expected query, key, and value to all be at least 2 dimensional, but got query.dim: ",
+      query.dim(), ", key.dim: ", key.dim(), " and value.dim: ", value.dim(), " instead.");
+  TORCH_CHECK(
+      query.dtype() == key.dtype() && query.dtype() == value.dtype(),
+      "Expected query, key, and value to have the same dtype, but got query.dtype: ", query.dtype(),
+      " key.dtype: ", key.dtype(), " and value.dtype: ", value.dtype(), " instead.");
   TORCH_CHECK(query.device() == key.device() && query.device() == value.device(),
               "Expected query, key, and value to have the same device type, but got query.device: ",
               query.device(), " key.device: ", key.device(), " and value.device: ", value.device(),

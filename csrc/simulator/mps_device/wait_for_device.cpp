@@ -14,8 +14,10 @@ void wait_for_device() {
   std::string message;
   size_t others = 0;
   while (auto fault = take_fault()) {
-    if (message.empty()) message = std::move(*fault);
-    else ++others;
+    if (message.empty())
+      message = std::move(*fault);
+    else
+      ++others;
   }
   if (others) message += " (and " + std::to_string(others) + " more)";
   TORCH_CHECK(message.empty(), message);
