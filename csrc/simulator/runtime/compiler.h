@@ -26,20 +26,23 @@ struct BufferArgument {
   // What a binding's offset must be a multiple of: 4 in constant memory, the element type's alignment
   // in device memory; 1 when not known.
   uint32_t alignment = 1;
-  bool is_constant = false;    // `constant T*`: not device memory
+  bool is_constant = false;  // `constant T*`: not device memory
 };
 
 struct FunctionConstant {
   std::string name;
-  std::string type;            // MSL spelling: bool, int, uint, float, ...
+  std::string type;  // MSL spelling: bool, int, uint, float, ...
   uint32_t index;
 };
 
 struct KernelInfo {
-  std::string name;            // host_name where given
-  std::vector<BufferArgument> buffers;   // those that exist with the constants of this specialisation
-  uint32_t max_total_threads = kMaxThreadsPerThreadgroup;   // [[max_total_threads_per_threadgroup(n)]]
-  uint32_t static_threadgroup_bytes = 0;  // arrays that the kernel itself declares; 0 when not known
+  std::string name;  // host_name where given
+  std::vector<BufferArgument>
+      buffers;  // those that exist with the constants of this specialisation
+  uint32_t max_total_threads =
+      kMaxThreadsPerThreadgroup;  // [[max_total_threads_per_threadgroup(n)]]
+  uint32_t static_threadgroup_bytes =
+      0;  // arrays that the kernel itself declares; 0 when not known
   // Compiled with -fconvergent-functions: threads that wait at one place of the source wait at one
   // call instruction, so that the executor can tell places apart.
   bool has_convergent_waits = false;
@@ -54,8 +57,8 @@ struct CompileError : std::runtime_error {
 };
 
 struct CompileOptions {
-  bool fast_math = true;                              // MTLCompileOptions.fastMathEnabled / mathMode
-  std::map<std::string, std::string> macros;          // preprocessorMacros
+  bool fast_math = true;  // MTLCompileOptions.fastMathEnabled / mathMode
+  std::map<std::string, std::string> macros;  // preprocessorMacros
 };
 
 // The folder of metal_stdlib and friends, with `runtime/kernel_abi.h` beside it. Call before anything
