@@ -4,7 +4,6 @@
 #include <ATen/TensorOperators.h>
 
 #include <array>
-#include <array>
 #include <limits>
 
 namespace flash_mps {

@@ -219,6 +219,7 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
     problem.key = dense_rows(to_4d(key, problem.leading_shape));
     problem.value = dense_rows(to_4d(value, problem.leading_shape));
   } else {
+    problem.is_bshd = query.stride(1) < query.stride(2);
     problem.query = dense_rows(query);
     problem.key = dense_rows(key);
     problem.value = dense_rows(value);
@@ -246,7 +247,7 @@ at::Tensor empty_out(const AttnProblem& problem) {
                            problem.head_dim_v};
   // As PyTorch does, a dimension without elements counts as 1.
   const auto extent = [&](int dim) { return std::max<int64_t>(sizes[dim], 1); };
-  const bool is_bshd = !problem.has_own_rank && problem.query.stride(1) < problem.query.stride(2);
+  const bool is_bshd = problem.is_bshd;
   const int64_t strides[] = {
       extent(1) * extent(2) * extent(3),
       is_bshd ? extent(3) : extent(2) * extent(3),

@@ -35,6 +35,7 @@ struct AttnProblem {
   at::Tensor mask;                     // 4-D, broadcastable to [B, Hq, Sq, Sk]; undefined without one
   std::vector<int64_t> leading_shape;  // the caller's dimensions before S and D, when they are not [B, H]
   bool has_own_rank = false;           //   (then true)
+  bool is_bshd = false;                // query lies in memory as [B, S, H, D]; out will too
   int64_t batch, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v;
   ElementType type;
   MaskKind mask_kind;
