@@ -29,10 +29,10 @@ std::string describe(const std::string& kernel, const char* step, NSError* error
 MTLCompileOptions* compile_options() {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
   [options setLanguageVersion:MTLLanguageVersion3_1];   // the first with bfloat
-  if ([options respondsToSelector:@selector(setMathMode:)]) {
+  if (@available(macOS 15.0, *)) {
     [options setMathMode:MTLMathModeSafe];
   } else {
-    [options setFastMathEnabled:NO];   // macOS 14
+    [options setFastMathEnabled:NO];
   }
   return options;
 }
@@ -96,8 +96,9 @@ class MetalDevice final : public Device {
   }
 
   int gpu_family() const override {
+    constexpr auto kApple10 = static_cast<MTLGPUFamily>(1010);   // has a name since macOS 26
     for (const MTLGPUFamily family :
-         {MTLGPUFamilyApple10, MTLGPUFamilyApple9, MTLGPUFamilyApple8, MTLGPUFamilyApple7}) {
+         {kApple10, MTLGPUFamilyApple9, MTLGPUFamilyApple8, MTLGPUFamilyApple7}) {
       if ([device_ supportsFamily:family]) return static_cast<int>(family - MTLGPUFamilyApple1) + 1;
     }
     return 0;
