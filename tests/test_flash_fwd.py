@@ -141,12 +141,18 @@ def _cases(draw):
     )
 
 
-@settings(
-    max_examples=120,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+SAME_EVERY_TIME = settings(
+    deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(case=_cases(), seed=st.integers(0, 2**16))
-def test_any_case(device, case, seed):
-    check_case(case, device, seed)
+
+
+@settings(SAME_EVERY_TIME, max_examples=300)
+@given(case=_cases(), inputs_seed=st.integers(0, 2**16))
+def test_any_case(device, case, inputs_seed):
+    check_case(case, device, inputs_seed)
+
+
+@settings(SAME_EVERY_TIME, max_examples=40)
+@given(case=_cases(), inputs_seed=st.integers(0, 2**16))
+def test_any_case_checked_and_shuffled(device, checked, case, inputs_seed):
+    check_case(case, device, inputs_seed)
