@@ -3,7 +3,7 @@
 transformers keeps two registries, one of attention functions and one of functions that build the
 mask for them; a name that is missing from the second silently gets no mask at all, so `register`
 fills both. The name must not contain "flash": transformers takes every such name for a CUDA
-package. It works with transformers 5.4 and later, whose mask functions receive lengths and offsets.
+package. Needs transformers 5.4 or later, whose mask functions receive lengths and offsets.
 """
 
 from collections.abc import Callable
