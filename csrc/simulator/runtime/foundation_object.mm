@@ -120,12 +120,6 @@ void release_object(void* object) {
 - (BOOL)isMemberOfClass:(Class)aClass {
   return class_of(self) == aClass;
 }
-- (BOOL)conformsToProtocol:(Protocol*)aProtocol {
-  for (Class each = class_of(self); each; each = class_getSuperclass(each)) {
-    if (class_conformsToProtocol(each, aProtocol)) return YES;
-  }
-  return NO;
-}
 - (BOOL)respondsToSelector:(SEL)aSelector {
   return class_respondsToSelector(class_of(self), aSelector);
 }

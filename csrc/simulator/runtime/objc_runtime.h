@@ -8,7 +8,6 @@ extern "C" {
 const char* class_getName(Class cls);
 Class class_getSuperclass(Class cls);
 BOOL class_respondsToSelector(Class cls, SEL selector);
-BOOL class_conformsToProtocol(Class cls, Protocol* protocol);
 }
 
 inline Class class_of(id object) {

@@ -17,7 +17,6 @@ typedef struct _NSZone NSZone;
 - (instancetype)self;
 - (BOOL)isKindOfClass:(Class)aClass;
 - (BOOL)isMemberOfClass:(Class)aClass;
-- (BOOL)conformsToProtocol:(Protocol*)aProtocol;
 - (BOOL)respondsToSelector:(SEL)aSelector;
 - (instancetype)retain;
 - (oneway void)release;
