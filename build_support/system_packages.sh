@@ -49,7 +49,7 @@ else
       apt-cache show "clang-$version" >/dev/null 2>&1 && found=$version && break
     done
     [ -n "$found" ] || fail "this release has no clang 17 or newer; see https://apt.llvm.org"
-    install "clang-$found"
+    install "clang-$found" "lld-$found"   # lld is optional: kernels link faster with it
   fi
 fi
 
