@@ -41,7 +41,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   constexpr int kPad = kWideBytes / int(sizeof(T));
   constexpr int kKPitch = D + kPad;
   constexpr int kVPitch = DV + kPad;
-  constexpr int kKFragments = BK / kFragment;
   constexpr int kThreads = BQ / kFragment * kSimdWidth;
   static_assert(D % kFragment == 0 && DV % kFragment == 0, "round head_dim up to a multiple of 8");
   static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
@@ -83,10 +82,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   // m = -inf, l = 0, O = 0
   SoftmaxState state = softmax_init();
   Strip<float, DV / kFragment> O;
-  FLASH_MPS_UNROLL
-  for (int d = 0; d < DV / kFragment; ++d) {
-    O.fragments[d] = metal::make_filled_simdgroup_matrix<float, kFragment, kFragment>(0.0f);
-  }
+  fill(O, 0.0f);
 
   const KeyRange block_keys = keys_seen_by_any(params, block_first, block_last);
   const KeyRange any_keys = keys_seen_by_any(params, first_row, last_row);
@@ -110,31 +106,19 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     }
 
     // S = Q Kᵀ
-    Strip<float, kKFragments> S;
-    FLASH_MPS_UNROLL
-    for (int j = 0; j < kKFragments; ++j) {
-      S.fragments[j] = metal::make_filled_simdgroup_matrix<float, kFragment, kFragment>(0.0f);
-    }
+    Strip<float, BK / kFragment> S;
+    fill(S, 0.0f);
     FLASH_MPS_UNROLL
     for (int d = 0; d < D; d += kFragment) {
-      const int q = Q_IN_REGISTERS ? d / kFragment : 0;
+      thread Fragment<T>& Q_fragment = Q.fragments[Q_IN_REGISTERS ? d / kFragment : 0];
       const int columns = params.head_dim - d;
       if (!Q_IN_REGISTERS) {
-        load_fragment(Q.fragments[0], Q_rows + d, params.q_stride_s, rows, columns, lane);
+        load_fragment(Q_fragment, Q_rows + d, params.q_stride_s, rows, columns, lane);
       }
-      FLASH_MPS_UNROLL
-      for (int j = 0; j < kKFragments; ++j) {
-        Fragment<T> K;
-        const int k = j * kFragment;
-        if (STAGED) {
-          load_fragment_transposed(
-              K, K_tile + k * kKPitch + d, kKPitch, kFragment, kFragment, lane);
-        } else {
-          load_fragment_transposed(
-              K, K_rows + k * params.k_stride_s + d, params.k_stride_s, keys - k, columns, lane);
-        }
-        metal::simdgroup_multiply_accumulate(
-            S.fragments[j], Q.fragments[q], K, S.fragments[j]);
+      if (STAGED) {
+        multiply_transposed(S, Q_fragment, K_tile + d, kKPitch, BK, kFragment, lane);
+      } else {
+        multiply_transposed(S, Q_fragment, K_rows + d, params.k_stride_s, keys, columns, lane);
       }
     }
 
@@ -155,21 +139,11 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     for (int d = 0; d < DV; d += kFragment) {
       thread Fragment<float>& O_fragment = O.fragments[d / kFragment];
       elements(O_fragment) *= rescale;
-      FLASH_MPS_UNROLL
-      for (int j = 0; j < kKFragments; ++j) {
-        Fragment<T> V;
-        const int k = j * kFragment;
-        if (STAGED) {
-          load_fragment(V, V_tile + k * kVPitch + d, kVPitch, kFragment, kFragment, lane);
-        } else {
-          load_fragment(
-              V, V_rows + k * params.v_stride_s + d, params.v_stride_s, keys - k,
-              params.head_dim_v - d, lane);
-        }
-        if (has_hidden_keys) {
-          clear_unseen_keys(V, seen >> uint(k), at);
-        }
-        metal::simdgroup_multiply_accumulate(O_fragment, S.fragments[j], V, O_fragment);
+      if (STAGED) {
+        multiply<T>(O_fragment, S, V_tile + d, kVPitch, BK, kFragment, seen, lane);
+      } else {
+        const int columns = params.head_dim_v - d;
+        multiply<T>(O_fragment, S, V_rows + d, params.v_stride_s, keys, columns, seen, lane);
       }
     }
   }

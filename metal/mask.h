@@ -72,13 +72,4 @@ inline uint apply_visibility(
   return metal::simd_or(seen);
 }
 
-// V rows of keys that no row of the simdgroup sees become 0: what they hold, NaN included, must not
-// meet a weight of 0. `seen` has the bit of the fragment's first key at position 0.
-template <typename T>
-inline void clear_unseen_keys(thread Fragment<T>& V, uint seen, LanePosition at) {
-  if (((seen >> at.row) & 1u) == 0u) {
-    elements(V) = metal::vec<T, 2>(T(0));
-  }
-}
-
 }  // namespace flash_mps

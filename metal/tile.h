@@ -85,6 +85,48 @@ inline void load_fragment_transposed(
   }
 }
 
+// S += A Bᵀ, where B is the COUNT * 8 rows and 8 columns at `source`: 0 beyond the first `rows` rows and
+// `columns` columns.
+template <typename T, int COUNT, typename Source>
+inline void multiply_transposed(
+    thread Strip<float, COUNT>& S, thread Fragment<T>& A, Source source, int64_t stride, int rows,
+    int columns, uint lane) {
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    const int row = j * kFragment;
+    Fragment<T> B;
+    load_fragment_transposed(B, source + row * stride, stride, rows - row, columns, lane);
+    metal::simdgroup_multiply_accumulate(S.fragments[j], A, B, S.fragments[j]);
+  }
+}
+
+// O += P V, where V is the COUNT * 8 rows and 8 columns at `source`: 0 beyond the first `rows` rows and
+// `columns` columns, and in rows whose bit of `kept_rows` is 0. What such a row holds, NaN included,
+// never meets a weight.
+template <typename T, int COUNT, typename Source>
+inline void multiply(
+    thread Fragment<float>& O, thread Strip<float, COUNT>& P, Source source, int64_t stride, int rows,
+    int columns, uint kept_rows, uint lane) {
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    const int row = j * kFragment;
+    Fragment<T> V;
+    load_fragment(V, source + row * stride, stride, rows - row, columns, lane);
+    if (kept_rows != ~0u && ((kept_rows >> uint(row + lane_position(lane).row)) & 1u) == 0u) {
+      elements(V) = metal::vec<T, 2>(T(0));
+    }
+    metal::simdgroup_multiply_accumulate(O, P.fragments[j], V, O);
+  }
+}
+
+template <typename T, int COUNT>
+inline void fill(thread Strip<T, COUNT>& strip, T value) {
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    strip.fragments[j] = metal::make_filled_simdgroup_matrix<T, kFragment, kFragment>(value);
+  }
+}
+
 // Writes the first `rows` rows and `columns` columns, rounded to T.
 template <typename T>
 inline void store_fragment(
