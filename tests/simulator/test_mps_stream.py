@@ -103,10 +103,11 @@ def test_memory_freed_by_torch_serves_the_work_that_uses_it(client, device):
 
 
 def test_kernels_share_an_encoder_until_coalescing_ends(client, device):
-    first = client.encoder_on_queue(False)
-    assert first and client.encoder_on_queue(False) == first
-    client.encoder_on_queue(True)
+    first, second, third = (client.encoder_on_queue(end) for end in (False, False, True))
+    assert first == second != third
     torch.mps.synchronize()
+    for encoder in (first, second, third):
+        client.release_encoder(ctypes.c_void_p(encoder))
 
 
 def test_commit_goes_on_with_the_same_stream(client, device, done):

@@ -37,8 +37,7 @@ class Call {
   void run(Stack* stack) {
     const size_t num_arguments = schema_.arguments().size();
     const size_t first = stack->size() - num_arguments;
-    // A view reads no bytes: no need to wait for them.
-    if (!is_view()) wait_for_device();
+    wait_for_device();
     for (size_t i = 0; i < num_arguments; ++i) {
       auto& value = (*stack)[first + i];
       value = argument_to_cpu(std::move(value), schema_.arguments()[i]);
@@ -52,12 +51,6 @@ class Call {
   }
 
  private:
-  bool is_view() const {
-    const auto& returns = schema_.returns();
-    const auto* info = returns.empty() ? nullptr : returns[0].alias_info();
-    return info && !info->isWrite();
-  }
-
   c10::IValue argument_to_cpu(c10::IValue value, const c10::Argument& argument) {
     if (value.isDevice()) {
       device_is_explicit_ = true;

@@ -36,15 +36,20 @@ size_t buffer_length(void* storage) {
   return [as_buffer(storage) length];
 }
 
-// The encoder's identity, from a block on the stream's queue.
+// The encoder that a block on the stream's queue is given. The caller owns a reference, so that the
+// address stays its own.
 void* encoder_on_queue(bool end_coalescing) {
   auto* stream = at::mps::getCurrentMPSStream();
   __block void* encoder = nullptr;
   dispatch_sync(stream->queue(), ^{
     if (end_coalescing) stream->endKernelCoalescing();
-    encoder = stream->commandEncoder();
+    encoder = [stream->commandEncoder() retain];
   });
   return encoder;
+}
+
+void release_encoder(void* encoder) {
+  [__builtin_bit_cast(id<MTLComputeCommandEncoder>, encoder) release];
 }
 
 void encoder_outside_queue() {
