@@ -19,7 +19,7 @@ def test_results_counters_and_faults(tmp_path):
     program = tmp_path / "executor"
     sources = [*(RUNTIME / f"{name}.cpp" for name in SOURCES), *TESTS.glob("*.cpp")]
     subprocess.run(
-        [*find_compiler(), "-std=c++20", "-O1", "-fconvergent-functions", "-Wall", "-Wextra",
+        [*find_compiler(), "-std=c++20", "-O1", "-Wall", "-Wextra",
          "-Werror", f"-I{RUNTIME}", *sources, "-o", program, "-lboost_context", "-pthread"],
         check=True,
     )

@@ -43,9 +43,6 @@ struct KernelInfo {
       kMaxThreadsPerThreadgroup;  // [[max_total_threads_per_threadgroup(n)]]
   uint32_t static_threadgroup_bytes =
       0;  // arrays that the kernel itself declares; 0 when not known
-  // Compiled with -fconvergent-functions: threads that wait at one place of the source wait at one
-  // call instruction, so that the executor can tell places apart.
-  bool has_convergent_waits = false;
 };
 
 // Values of function constants by index, as raw bytes (MTLFunctionConstantValues).

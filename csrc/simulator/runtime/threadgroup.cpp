@@ -129,7 +129,7 @@ void Threadgroup::make_simdgroups() {
     std::fill(std::begin(s.threads), std::end(s.threads), nullptr);
     s.lanes = mask_of(num_lanes);
     s.waiting = s.returned = 0;
-    s.waits_at = Wait::Nothing;
+    s.stop = {};
     s.exchange_parity = 0;
     s.ring = i + 1 < num_simdgroups_ ? &rings_[0] : &last_rings_[0];
     s.next_lane = s.ring->first;
@@ -170,22 +170,20 @@ inline __attribute__((always_inline)) void Threadgroup::resume(fcontext_t& from,
 }
 
 // Waits until all lanes of the simdgroup are here. True for the lane that came last, which runs on.
-inline __attribute__((always_inline)) bool Threadgroup::arrive(Thread* thread, Wait wait,
-                                                               const void* site,
+inline __attribute__((always_inline)) bool Threadgroup::arrive(Thread* thread, Stop stop,
                                                                uint32_t memory_flags) {
   SimdgroupState& s = state(thread);
   if (!s.waiting) {
-    s.waits_at = wait;
-    s.site = site;
+    s.stop = stop;
     s.memory_flags = memory_flags;
-  } else if (s.waits_at != wait || are_apart(s.site, site)) {
-    fail_divergent(first_lane(s, s.waiting), s.waits_at, lane_of(thread), wait);
+  } else if (s.stop != stop) {
+    fail_divergent(first_lane(s, s.waiting), s.stop, lane_of(thread), stop);
   }
   s.memory_flags &= memory_flags;
   s.waiting |= 1u << thread->lane;
   if (s.waiting == s.lanes) return true;
   if (s.returned) {
-    fail_divergent(lane_of(thread), wait, first_lane(s, s.returned), Wait::Nothing);
+    fail_divergent(lane_of(thread), stop, first_lane(s, s.returned), {});
   }
   resume(s.contexts[thread->lane], s.shared.index, s.ring->next[thread->lane]);
   return false;
@@ -200,24 +198,23 @@ void Threadgroup::complete(SimdgroupState& s) {
   if (run_->is_cancelled(position_)) leave();
 }
 
-void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags) {
+void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags, Site site) {
   Threadgroup& self = of(thread);
-  const void* site = __builtin_return_address(0);
-  if (!self.arrive(thread, Wait::ThreadgroupBarrier, site, memory_flags)) return;
+  const Stop stop{Wait::ThreadgroupBarrier, site};
+  if (!self.arrive(thread, stop, memory_flags)) return;
   SimdgroupState& s = self.state(thread);
   const uint32_t index = s.shared.index;
   if (!self.waiting_simdgroups_) {
     self.barrier_site_ = site;
-  } else if (self.are_apart(self.barrier_site_, site)) {
-    self.fail_divergent({first_bit(self.waiting_simdgroups_), 0}, Wait::ThreadgroupBarrier,
-                        lane_of(thread), Wait::ThreadgroupBarrier);
+  } else if (self.barrier_site_ != site) {
+    self.fail_divergent({first_bit(self.waiting_simdgroups_), 0},
+                        {Wait::ThreadgroupBarrier, self.barrier_site_}, lane_of(thread), stop);
   }
   self.waiting_simdgroups_ |= 1u << index;
   self.barrier_flags_ &= s.memory_flags;
   if (self.waiting_simdgroups_ != self.all_simdgroups_) {
     if (const uint32_t returned = self.returned_simdgroups_) {
-      self.fail_divergent(lane_of(thread), Wait::ThreadgroupBarrier, {first_bit(returned), 0},
-                          Wait::Nothing);
+      self.fail_divergent(lane_of(thread), stop, {first_bit(returned), 0}, {});
     }
     s.next_lane = thread->lane;
     const uint32_t next = self.simdgroup_ring_.next[index];
@@ -234,22 +231,21 @@ void Threadgroup::threadgroup_barrier(Thread* thread, uint32_t memory_flags) {
   }
 }
 
-void Threadgroup::simdgroup_barrier(Thread* thread, uint32_t memory_flags) {
+void Threadgroup::simdgroup_barrier(Thread* thread, uint32_t memory_flags, Site site) {
   Threadgroup& self = of(thread);
-  const void* site = __builtin_return_address(0);
-  if (!self.arrive(thread, Wait::SimdgroupBarrier, site, memory_flags)) return;
+  if (!self.arrive(thread, {Wait::SimdgroupBarrier, site}, memory_flags)) return;
   SimdgroupState& s = self.state(thread);
   self.checker_.simdgroup_barrier(s.shared.index, s.memory_flags);
   ++self.counters_.simdgroup_barriers;
   self.complete(s);
 }
 
-const LaneValue* Threadgroup::exchange(Thread* thread, const LaneValue* mine) {
+const LaneValue* Threadgroup::exchange(Thread* thread, const LaneValue* mine, Site site) {
   Threadgroup& self = of(thread);
   SimdgroupState& s = self.state(thread);
   LaneValue* values = s.shared.exchange[s.exchange_parity];
   values[thread->lane] = *mine;
-  if (self.arrive(thread, Wait::Exchange, __builtin_return_address(0), kMemNone)) {
+  if (self.arrive(thread, {Wait::Exchange, site}, kMemNone)) {
     s.exchange_parity ^= 1;
     ++self.counters_.shuffles;
     self.complete(s);
@@ -259,7 +255,7 @@ const LaneValue* Threadgroup::exchange(Thread* thread, const LaneValue* mine) {
 
 void Threadgroup::matrix_flush(Thread* thread) {
   Threadgroup& self = of(thread);
-  if (!self.arrive(thread, Wait::MatrixFlush, nullptr, kMemNone)) return;
+  if (!self.arrive(thread, {Wait::MatrixFlush}, kMemNone)) return;
   SimdgroupState& s = self.state(thread);
   if (s.lanes != ~0u) {
     self.fail(self.subject(thread) + " uses a simdgroup matrix in a simdgroup of " +
@@ -287,11 +283,11 @@ bool Threadgroup::finish(Thread* thread) {
   uint32_t simdgroup = s.shared.index;
   s.returned |= 1u << thread->lane;
   if (s.waiting) {
-    fail_divergent(first_lane(s, s.waiting), s.waits_at, lane_of(thread), Wait::Nothing);
+    fail_divergent(first_lane(s, s.waiting), s.stop, lane_of(thread), {});
   }
   if (waiting_simdgroups_) {
-    fail_divergent({first_bit(waiting_simdgroups_), 0}, Wait::ThreadgroupBarrier, lane_of(thread),
-                   Wait::Nothing);
+    fail_divergent({first_bit(waiting_simdgroups_), 0}, {Wait::ThreadgroupBarrier, barrier_site_},
+                   lane_of(thread), {});
   }
   uint32_t lane = s.ring->next[thread->lane];
   if (s.returned == s.lanes) {

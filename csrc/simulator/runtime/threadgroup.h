@@ -14,6 +14,13 @@ namespace sim {
 
 enum class Wait : uint32_t { Nothing, ThreadgroupBarrier, SimdgroupBarrier, Exchange, MatrixFlush };
 
+// What a thread waits for, and where.
+struct Stop {
+  Wait wait = Wait::Nothing;
+  Site site = 0;
+  bool operator==(const Stop&) const = default;
+};
+
 // The order in which lanes, or simdgroups, take turns: a cycle through all of them.
 struct Ring {
   uint8_t next[kSimdWidth];
@@ -26,8 +33,7 @@ struct SimdgroupState {
   Thread* threads[kSimdWidth];
   const Ring* ring;
   uint32_t lanes, waiting, returned;   // one bit per lane
-  Wait waits_at;
-  const void* site;                // the call instruction that they wait in
+  Stop stop;                       // where those that wait do so
   uint32_t memory_flags;           // of the barrier that the lanes wait at
   uint32_t exchange_parity;
   uint32_t next_lane;              // takes over when the simdgroup gets its turn
@@ -62,9 +68,9 @@ class Threadgroup {
   };
   static const Services kServices;
   static void fibre_main(boost::context::detail::transfer_t from);
-  static void threadgroup_barrier(Thread* thread, uint32_t memory_flags);
-  static void simdgroup_barrier(Thread* thread, uint32_t memory_flags);
-  static const LaneValue* exchange(Thread* thread, const LaneValue* mine);
+  static void threadgroup_barrier(Thread* thread, uint32_t memory_flags, Site site);
+  static void simdgroup_barrier(Thread* thread, uint32_t memory_flags, Site site);
+  static const LaneValue* exchange(Thread* thread, const LaneValue* mine, Site site);
   static void matrix_flush(Thread* thread);
   static void* threadgroup_memory(Thread* thread, uint32_t id, uint32_t bytes, uint32_t alignment,
                                   const char* name);
@@ -77,10 +83,7 @@ class Threadgroup {
   void make_rings();
   void make_thread(Thread& thread, uint32_t simdgroup, uint32_t lane) const;
 
-  bool arrive(Thread* thread, Wait wait, const void* site, uint32_t memory_flags);
-  bool are_apart(const void* site, const void* other) const {
-    return site != other && run_->info.has_convergent_waits;
-  }
+  bool arrive(Thread* thread, Stop stop, uint32_t memory_flags);
   void complete(SimdgroupState& simdgroup);
   boost::context::detail::fcontext_t start(uint32_t simdgroup, uint32_t lane);
   void resume(boost::context::detail::fcontext_t& from, uint32_t simdgroup, uint32_t lane);
@@ -92,7 +95,7 @@ class Threadgroup {
   [[noreturn]] void fail(std::string message);
   [[noreturn]] void fail_access(const Thread& thread, uintptr_t address, uint32_t bytes,
                                 AccessKind kind);
-  [[noreturn]] void fail_divergent(Lane waiting, Wait wait, Lane missing, Wait missing_at);
+  [[noreturn]] void fail_divergent(Lane waiting, Stop stop, Lane missing, Stop missing_at);
   [[noreturn]] void leave();
   std::string describe_crash() const;
   std::string subject(const Thread* thread) const;
@@ -122,7 +125,7 @@ class Threadgroup {
   uint32_t waiting_simdgroups_ = 0, returned_simdgroups_ = 0;  // one bit per simdgroup
   uint32_t all_simdgroups_ = 0;
   uint32_t barrier_flags_ = 0;  // that every simdgroup at the barrier has named
-  const void* barrier_site_ = nullptr;
+  Site barrier_site_ = 0;
   uint64_t random_ = 0;
   std::vector<Ring> rings_, last_rings_;  // of full simdgroups, and of a last partial one
   Ring simdgroup_ring_{};

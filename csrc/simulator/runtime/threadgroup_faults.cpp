@@ -18,6 +18,10 @@ const char* name_of(Wait wait) {
   return "no barrier";
 }
 
+std::string line_of_stop(const Stop& stop) {
+  return stop.site ? " (line " + std::to_string(line_of(stop.site)) + ")" : "";
+}
+
 }  // namespace
 
 std::string Threadgroup::subject(const Thread* thread) const {
@@ -35,16 +39,16 @@ void Threadgroup::fail_access(const Thread& thread, uintptr_t address, uint32_t 
   fail(subject(&thread) + " " + checker_.describe(thread, address, bytes, kind));
 }
 
-void Threadgroup::fail_divergent(Lane waiting, Wait wait, Lane missing, Wait missing_at) {
-  const bool is_for_all = wait == Wait::ThreadgroupBarrier;
+void Threadgroup::fail_divergent(Lane waiting, Stop stop, Lane missing, Stop missing_at) {
+  const bool is_for_all = stop.wait == Wait::ThreadgroupBarrier;
   std::string fate = " has returned without reaching it";
-  if (missing_at == wait)
-    fate = " waits at another one";
-  else if (missing_at != Wait::Nothing)
-    fate = std::string(" waits at ") + name_of(missing_at);
-  fail("kernel '" + run_->info.name + "': " + describe(waiting) + " waits at " + name_of(wait) +
-       ", but " + describe(missing) + fate + "; every thread of the " +
-       (is_for_all ? "threadgroup" : "simdgroup") + " must reach it");
+  if (missing_at.wait == stop.wait)
+    fate = " waits at another one" + line_of_stop(missing_at);
+  else if (missing_at.wait != Wait::Nothing)
+    fate = std::string(" waits at ") + name_of(missing_at.wait) + line_of_stop(missing_at);
+  fail("kernel '" + run_->info.name + "': " + describe(waiting) + " waits at " +
+       name_of(stop.wait) + line_of_stop(stop) + ", but " + describe(missing) + fate +
+       "; every thread of the " + (is_for_all ? "threadgroup" : "simdgroup") + " must reach it");
 }
 
 void Threadgroup::crash(const Crash& crash) {

@@ -52,7 +52,7 @@ void race_shared_between_simdgroups(const Launch* launch) {
   const Context c(launch);
   float* shared = c.shared();
   store(shared + c.index, 1.0f);
-  c.services->simdgroup_barrier(c.thread, kMemThreadgroup);
+  c.services->simdgroup_barrier(c.thread, kMemThreadgroup, 0);
   const bool is_second = c.index >= kSimdWidth;
   load(shared + (has_fault && is_second ? c.index - kSimdWidth : c.index ^ 1));
 }
@@ -138,45 +138,21 @@ void shuffle_not_reached(const Launch* launch) {
 void different_waits(const Launch* launch) {
   const Context c(launch);
   if (has_fault && c.index == 3) {
-    c.services->simdgroup_barrier(c.thread, kMemNone);
+    c.services->simdgroup_barrier(c.thread, kMemNone, 0);
   } else {
     c.barrier();
   }
 }
 
-// Each calls by itself: a call through Context would be one place for both.
-__attribute__((noinline)) void first_barrier(const Context& c) {
-  c.services->threadgroup_barrier(c.thread, kMemThreadgroup);
-}
-__attribute__((noinline)) void second_barrier(const Context& c) {
-  c.services->threadgroup_barrier(c.thread, kMemNone);
-}
-
 void two_barriers(const Launch* launch) {
   const Context c(launch);
-  if (has_fault && c.index >= kSimdWidth) {
-    second_barrier(c);
-  } else {
-    first_barrier(c);
-  }
-}
-
-__attribute__((noinline)) void first_shuffle(const Context& c) {
-  const LaneValue mine{};
-  c.services->exchange(c.thread, &mine);
-}
-__attribute__((noinline)) void second_shuffle(const Context& c) {
-  const LaneValue mine{{1}};
-  c.services->exchange(c.thread, &mine);
+  const bool is_second = has_fault && c.index >= kSimdWidth;
+  c.barrier(kMemThreadgroup, site_of(is_second ? 14 : 12, 3));
 }
 
 void two_shuffles(const Launch* launch) {
   const Context c(launch);
-  if (has_fault && c.index == 4) {
-    second_shuffle(c);
-  } else {
-    first_shuffle(c);
-  }
+  c.exchange({}, site_of(7, has_fault && c.index == 4 ? 40 : 9));
 }
 
 void unequal_matrices(const Launch* launch) {
@@ -281,8 +257,8 @@ const Case kCases[] = {
      {"lane 0) waits at threadgroup_barrier", "lane 3) waits at simdgroup_barrier"}},
     {"two_barriers",
      two_barriers,
-     {"simdgroup 0, lane 0) waits at threadgroup_barrier",
-      "simdgroup 1, lane 31) waits at another one"}},
+     {"simdgroup 0, lane 0) waits at threadgroup_barrier (line 12)",
+      "simdgroup 1, lane 31) waits at another one (line 14)"}},
     {"two_shuffles", two_shuffles, {"shuffle, reduction or vote", "lane 4) waits at another one"}},
     {"unequal_matrices",
      unequal_matrices,

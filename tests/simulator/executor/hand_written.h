@@ -41,11 +41,11 @@ struct Context {
     return static_cast<float*>(
         services->threadgroup_memory(thread, id, 4 * count, 16, id ? "more" : "shared"));
   }
-  void barrier(uint32_t flags = kMemThreadgroup) const {
-    services->threadgroup_barrier(thread, flags);
+  void barrier(uint32_t flags = kMemThreadgroup, Site site = 0) const {
+    services->threadgroup_barrier(thread, flags, site);
   }
-  const LaneValue* exchange(const LaneValue& mine = {}) const {
-    return services->exchange(thread, &mine);
+  const LaneValue* exchange(const LaneValue& mine = {}, Site site = 0) const {
+    return services->exchange(thread, &mine, site);
   }
   bool in_group(uint32_t x) const { return thread->threadgroup_position_in_grid[0] == x; }
   uint32_t grid_index() const { return thread->thread_position_in_grid[0]; }
@@ -61,7 +61,6 @@ class HandWritten : public Kernel {
   HandWritten(const char* name, KernelEntry entry, uint32_t max_threads) : entry_(entry) {
     info_.name = name;
     info_.max_total_threads = max_threads;
-    info_.has_convergent_waits = true;
     info_.buffers = {argument("in", kIn, false), argument("out", kOut, true),
                      argument("mask", kMask, false)};
   }

@@ -175,7 +175,7 @@ void traffic(const Launch* launch) {
   const float sum = load(c.in + c.grid_index()) + load(c.in + c.grid_index() + 1);
   float* shared = c.shared();
   store(shared + c.index, sum);
-  c.services->simdgroup_barrier(c.thread, kMemThreadgroup);
+  c.services->simdgroup_barrier(c.thread, kMemThreadgroup, 0);
   store(c.out + 2 * c.grid_index(), load(shared + c.index));
   ++c.thread->counters.exponentials;
 }

@@ -18,6 +18,9 @@ SIM_HIDDEN inline void matrix_flush() {
 
 }  // namespace sim
 
+// As a default argument: where the call stands that leaves it out.
+#define SIM_HERE sim::site_of(__builtin_LINE(), __builtin_COLUMN())
+
 namespace metal {
 
 // Scoped enumerations in MSL, but used as bits.
@@ -36,14 +39,14 @@ constexpr mem_flags::value operator|(mem_flags::value a, mem_flags::value b) {
   return static_cast<mem_flags::value>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
 }
 
-SIM_HIDDEN inline void threadgroup_barrier(mem_flags flags) {
+SIM_HIDDEN inline void threadgroup_barrier(mem_flags flags, sim::Site site = SIM_HERE) {
   sim::Thread* me = sim::self();
-  me->services->threadgroup_barrier(me, flags.bits);
+  me->services->threadgroup_barrier(me, flags.bits, site);
 }
 
-SIM_HIDDEN inline void simdgroup_barrier(mem_flags flags) {
+SIM_HIDDEN inline void simdgroup_barrier(mem_flags flags, sim::Site site = SIM_HERE) {
   sim::Thread* me = sim::self();
-  me->services->simdgroup_barrier(me, flags.bits);
+  me->services->simdgroup_barrier(me, flags.bits, site);
 }
 
 }  // namespace metal
