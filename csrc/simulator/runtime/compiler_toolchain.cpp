@@ -87,6 +87,8 @@ Arguments language_flags(Flavour flavour, bool fast_math) {
       "-std=c++17", "-O2", cpu_flag(), "-fPIC", "-fsigned-char", "-nostdlibinc", "-nostdinc++",
       kInt8IsChar, "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math",
       "-fvisibility=hidden", "-fno-asynchronous-unwind-tables", "-fno-stack-protector",
+      // A large frame touches the guard of its own stack before it can reach another fibre's.
+      "-fstack-clash-protection",
       // As compilers for GPUs do; a helper that stays out of line hides what it does to its arguments.
       "-mllvm", "-inline-threshold=2000",
       // Literals without a suffix are floats; half and bfloat round after every operation.
