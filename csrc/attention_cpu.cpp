@@ -20,8 +20,7 @@ at::Tensor to_float(const at::Tensor& tensor, int64_t batch) {
 // Scores after scale, mask and visibility: float32 [B, Hq, Sq, Sk], -inf where a key is hidden.
 at::Tensor scores(const AttnProblem& problem) {
   const int64_t heads_kv = problem.num_heads_kv, group = problem.group_size();
-  const at::Tensor query = to_float(problem.query, problem.batch)
-      .unflatten(1, {heads_kv, group});
+  const at::Tensor query = to_float(problem.query, problem.batch).unflatten(1, {heads_kv, group});
   const at::Tensor key = to_float(problem.key, problem.batch).unsqueeze(2);
   at::Tensor s = at::matmul(query, key.transpose(-1, -2)).flatten(1, 2).mul_(problem.softmax_scale);
   if (problem.mask_kind == kBoolMask) {
@@ -55,8 +54,8 @@ std::tuple<at::Tensor, at::Tensor> attention_cpu(const AttnProblem& problem, boo
     const at::Tensor l = p.sum(-1, /*keepdim=*/true);
     // A key that no row sees must not meet its weight of 0 with a NaN.
     const at::Tensor unseen = (s == -kInfinity).unflatten(1, heads).flatten(2, 3).all(2);
-    const at::Tensor value = to_float(problem.value, problem.batch)
-        .masked_fill(unseen.unsqueeze(-1), 0.0).unsqueeze(2);
+    const at::Tensor value =
+        to_float(problem.value, problem.batch).masked_fill(unseen.unsqueeze(-1), 0.0).unsqueeze(2);
     const at::Tensor sums = at::matmul(p.unflatten(1, heads), value).flatten(1, 2);
     out.copy_(sums / l.masked_fill(l == 0.0, 1.0));
     if (has_lse) lse.copy_((shift + at::log(l)).squeeze(-1));

@@ -38,17 +38,17 @@ void check_tensors(const char* op, const at::Tensor& query, const at::Tensor& ke
                   c10::str("key on the device of query, ", query.device()), key.device());
   FLASH_MPS_CHECK(value.device() == query.device(),
                   c10::str("value on the device of query, ", query.device()), value.device());
-  FLASH_MPS_CHECK(query.dim() >= 2, "query of rank 2 or more ([..., seqlen_q, head_dim])",
-                  "shape ", query.sizes());
-  FLASH_MPS_CHECK(key.dim() >= 2, "key of rank 2 or more ([..., seqlen_k, head_dim])",
-                  "shape ", key.sizes());
+  FLASH_MPS_CHECK(query.dim() >= 2, "query of rank 2 or more ([..., seqlen_q, head_dim])", "shape ",
+                  query.sizes());
+  FLASH_MPS_CHECK(key.dim() >= 2, "key of rank 2 or more ([..., seqlen_k, head_dim])", "shape ",
+                  key.sizes());
   FLASH_MPS_CHECK(value.dim() >= 2, "value of rank 2 or more ([..., seqlen_k, head_dim_v])",
                   "shape ", value.sizes());
 }
 
 void check_options(const char* op, const AttnOptions& options) {
-  FLASH_MPS_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0,
-                  "dropout_p between 0 and 1", options.dropout_p);
+  FLASH_MPS_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0, "dropout_p between 0 and 1",
+                  options.dropout_p);
   FLASH_MPS_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap),
                   "softcap of 0 (off) or a positive number", options.softcap);
   FLASH_MPS_CHECK(options.window_left >= -1, "window_left of -1 (unlimited) or more",
@@ -101,9 +101,8 @@ std::vector<int64_t> broadcast_leading(const char* op, const at::Tensor& query,
       if (found != 1) leading[i] = found;
     }
     for (const int64_t found : {size(query), size(key), size(value)}) {
-      FLASH_MPS_CHECK(found == 1 || found == leading[i],
-                      "query, key and value of equal batch size", "query ", query.sizes(),
-                      ", key ", key.sizes(), ", value ", value.sizes());
+      FLASH_MPS_CHECK(found == 1 || found == leading[i], "query, key and value of equal batch size",
+                      "query ", query.sizes(), ", key ", key.sizes(), ", value ", value.sizes());
     }
   }
   return leading;
@@ -124,11 +123,11 @@ int64_t common_batch(const AttnProblem& problem) {
 void check_shapes(const char* op, const AttnProblem& problem, bool enable_gqa) {
   const auto& [query, key, value] = std::tie(problem.query, problem.key, problem.value);
   FLASH_MPS_CHECK(key.size(3) == problem.head_dim,
-                  c10::str("key with the head_dim of query, ", problem.head_dim),
-                  "head_dim ", key.size(3), " (key ", key.sizes(), ")");
+                  c10::str("key with the head_dim of query, ", problem.head_dim), "head_dim ",
+                  key.size(3), " (key ", key.sizes(), ")");
   FLASH_MPS_CHECK(value.size(2) == problem.seqlen_k,
-                  c10::str("value with the seqlen of key, ", problem.seqlen_k),
-                  "seqlen ", value.size(2), " (value ", value.sizes(), ")");
+                  c10::str("value with the seqlen of key, ", problem.seqlen_k), "seqlen ",
+                  value.size(2), " (value ", value.sizes(), ")");
   FLASH_MPS_CHECK(value.size(1) == problem.num_heads_kv,
                   c10::str("value with the head count of key, ", problem.num_heads_kv),
                   value.size(1), " (value ", value.sizes(), ")");
@@ -138,17 +137,15 @@ void check_shapes(const char* op, const AttnProblem& problem, bool enable_gqa) {
                     key.sizes(), ", value ", value.sizes());
   }
   if (problem.num_heads_q != problem.num_heads_kv) {
-    FLASH_MPS_CHECK(
-        problem.num_heads_kv > 0 && problem.num_heads_q % problem.num_heads_kv == 0,
-        "a query head count that is a multiple of key's (layout [B, H, S, D])", "query ",
-        query.sizes(), ", key ", key.sizes());
+    FLASH_MPS_CHECK(problem.num_heads_kv > 0 && problem.num_heads_q % problem.num_heads_kv == 0,
+                    "a query head count that is a multiple of key's (layout [B, H, S, D])",
+                    "query ", query.sizes(), ", key ", key.sizes());
     FLASH_MPS_CHECK(enable_gqa, "enable_gqa=True where query and key differ in head count",
                     "enable_gqa=False with ", problem.num_heads_q, " query heads and ",
                     problem.num_heads_kv, " key heads");
   }
-  FLASH_MPS_CHECK(
-      problem.seqlen_q + problem.seqlen_k < std::numeric_limits<int32_t>::max(),
-      "seqlen_q + seqlen_k below 2^31", problem.seqlen_q, " + ", problem.seqlen_k);
+  FLASH_MPS_CHECK(problem.seqlen_q + problem.seqlen_k < std::numeric_limits<int32_t>::max(),
+                  "seqlen_q + seqlen_k below 2^31", problem.seqlen_q, " + ", problem.seqlen_k);
 }
 
 MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_type) {
@@ -161,8 +158,8 @@ MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_
 }
 
 void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
-  const int64_t rank = problem.has_own_rank
-      ? static_cast<int64_t>(problem.leading_shape.size()) + 2 : 4;
+  const int64_t rank =
+      problem.has_own_rank ? static_cast<int64_t>(problem.leading_shape.size()) + 2 : 4;
   const auto expected = [&] {
     return c10::str("attn_mask of rank 2 or more, broadcastable to [", problem.batch, ", ",
                     problem.num_heads_q, ", ", problem.seqlen_q, ", ", problem.seqlen_k, "]");
@@ -184,8 +181,7 @@ void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
     problem.mask = mask.unsqueeze(1);
   }
   while (problem.mask.dim() < 4) problem.mask = problem.mask.unsqueeze(0);
-  const int64_t wanted[] = {problem.batch, problem.num_heads_q, problem.seqlen_q,
-                            problem.seqlen_k};
+  const int64_t wanted[] = {problem.batch, problem.num_heads_q, problem.seqlen_q, problem.seqlen_k};
   for (int i = 0; i < 4; ++i) {
     FLASH_MPS_CHECK(problem.mask.size(i) == 1 || problem.mask.size(i) == wanted[i], expected(),
                     "shape ", mask.sizes());
@@ -277,12 +273,22 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
   };
   const auto seqlen_k = static_cast<int32_t>(problem.seqlen_k);
   return {
-      .q_stride_b = stride(q, 0), .q_stride_h = stride(q, 1), .q_stride_s = stride(q, 2),
-      .k_stride_b = stride(k, 0), .k_stride_h = stride(k, 1), .k_stride_s = stride(k, 2),
-      .v_stride_b = stride(v, 0), .v_stride_h = stride(v, 1), .v_stride_s = stride(v, 2),
-      .out_stride_b = out.stride(0), .out_stride_h = out.stride(1), .out_stride_s = out.stride(2),
-      .mask_stride_b = mask_stride(0), .mask_stride_h = mask_stride(1),
-      .mask_stride_q = mask_stride(2), .mask_stride_k = mask_stride(3),
+      .q_stride_b = stride(q, 0),
+      .q_stride_h = stride(q, 1),
+      .q_stride_s = stride(q, 2),
+      .k_stride_b = stride(k, 0),
+      .k_stride_h = stride(k, 1),
+      .k_stride_s = stride(k, 2),
+      .v_stride_b = stride(v, 0),
+      .v_stride_h = stride(v, 1),
+      .v_stride_s = stride(v, 2),
+      .out_stride_b = out.stride(0),
+      .out_stride_h = out.stride(1),
+      .out_stride_s = out.stride(2),
+      .mask_stride_b = mask_stride(0),
+      .mask_stride_h = mask_stride(1),
+      .mask_stride_q = mask_stride(2),
+      .mask_stride_k = mask_stride(3),
       .num_heads_q = static_cast<int32_t>(problem.num_heads_q),
       .group_size = static_cast<int32_t>(problem.group_size()),
       .seqlen_q = static_cast<int32_t>(problem.seqlen_q),
@@ -292,7 +298,8 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .first_q_block = 0,
       .band_begin = -static_cast<int32_t>(problem.seqlen_q),
       .band_end = problem.is_causal
-          ? static_cast<int32_t>(std::min(problem.causal_offset + 1, problem.seqlen_k)) : seqlen_k,
+                      ? static_cast<int32_t>(std::min(problem.causal_offset + 1, problem.seqlen_k))
+                      : seqlen_k,
       .k_is_wide = is_wide(k),
       .v_is_wide = is_wide(v),
       .softmax_scale_log2 = static_cast<float>(problem.softmax_scale * std::numbers::log2e),

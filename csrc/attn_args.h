@@ -32,15 +32,16 @@ struct AttnOptions {
 // a size of 1 where the problem has more broadcasts.
 struct AttnProblem {
   at::Tensor query, key, value;
-  at::Tensor mask;                     // 4-D, broadcastable to [B, Hq, Sq, Sk]; undefined without one
-  std::vector<int64_t> leading_shape;  // the caller's dimensions before S and D, when they are not [B, H]
-  bool has_own_rank = false;           //   (then true)
-  bool is_bshd = false;                // query lies in memory as [B, S, H, D]; out will too
+  at::Tensor mask;  // 4-D, broadcastable to [B, Hq, Sq, Sk]; undefined without one
+  std::vector<int64_t>
+      leading_shape;  // the caller's dimensions before S and D, when they are not [B, H]
+  bool has_own_rank = false;  //   (then true)
+  bool is_bshd = false;  // query lies in memory as [B, S, H, D]; out will too
   int64_t batch, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v;
   ElementType type;
   MaskKind mask_kind;
   bool is_causal;
-  int64_t causal_offset = 0;           // query i sees keys j <= i + causal_offset
+  int64_t causal_offset = 0;  // query i sees keys j <= i + causal_offset
   double softmax_scale;
 
   int64_t group_size() const { return num_heads_q / std::max<int64_t>(num_heads_kv, 1); }

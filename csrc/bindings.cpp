@@ -57,11 +57,17 @@ py::dict explain(const at::Tensor& query, const at::Tensor& key, const at::Tenso
   const char* op = return_lse ? "attention_with_lse" : "attention";
   std::optional<AttnProblem> problem;
   try {
-    problem = check_inputs(
-        op, query, key, value,
-        {.attn_mask = attn_mask, .dropout_p = dropout_p, .is_causal = is_causal, .scale = scale,
-         .enable_gqa = enable_gqa, .window_left = window_left, .window_right = window_right,
-         .softcap = softcap, .alibi_slopes = alibi_slopes, .sinks = sinks});
+    problem = check_inputs(op, query, key, value,
+                           {.attn_mask = attn_mask,
+                            .dropout_p = dropout_p,
+                            .is_causal = is_causal,
+                            .scale = scale,
+                            .enable_gqa = enable_gqa,
+                            .window_left = window_left,
+                            .window_right = window_right,
+                            .softcap = softcap,
+                            .alibi_slopes = alibi_slopes,
+                            .sinks = sinks});
   } catch (const c10::Error& error) {
     return not_run(error.what_without_backtrace());
   }

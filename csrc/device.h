@@ -25,27 +25,27 @@ struct Binding {
 
 // Everything that a new pipeline is made from.
 struct KernelSource {
-  std::string name;                                          // host name, label in the profiler
-  std::string msl;                                           // complete translation unit
-  std::vector<std::pair<uint32_t, int32_t>> int_constants;   // function constants by id
+  std::string name;  // host name, label in the profiler
+  std::string msl;  // complete translation unit
+  std::vector<std::pair<uint32_t, int32_t>> int_constants;  // function constants by id
   std::vector<std::pair<uint32_t, bool>> bool_constants;
 };
 
-class Pipeline;   // opaque; lives as long as the process
+class Pipeline;  // opaque; lives as long as the process
 
 struct PipelineResult {
-  const Pipeline* pipeline;   // null on failure
-  std::string error;          // kernel name and the reason, when null
+  const Pipeline* pipeline;  // null on failure
+  std::string error;  // kernel name and the reason, when null
 };
 
 struct Launch {
   const Pipeline* pipeline;
   std::span<const Binding> bindings;
-  const void* params;         // copied into the encoder at params_slot
+  const void* params;  // copied into the encoder at params_slot
   size_t params_bytes;
   uint32_t params_slot;
-  Size3 grid;                 // threadgroups
-  uint32_t threads;           // per threadgroup
+  Size3 grid;  // threadgroups
+  uint32_t threads;  // per threadgroup
 };
 
 class Device {
@@ -55,7 +55,8 @@ class Device {
   // N of the newest MTLGPUFamilyAppleN that the GPU supports; 0 for none.
   virtual int gpu_family() const = 0;
   // The pipeline of `cache_key`, built from `source()` the first time. Thread-safe.
-  virtual PipelineResult pipeline(uint64_t cache_key, const std::function<KernelSource()>& source) = 0;
+  virtual PipelineResult pipeline(uint64_t cache_key,
+                                  const std::function<KernelSource()>& source) = 0;
   // Encodes on PyTorch's current stream, on its queue; never commits or waits. Returns the error, or
   // an empty string.
   virtual std::string launch(std::span<const Launch> launches) = 0;

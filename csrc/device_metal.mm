@@ -28,7 +28,7 @@ std::string describe(const std::string& kernel, const char* step, NSError* error
 // approximate are called by their fast:: name.
 MTLCompileOptions* compile_options() {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
-  [options setLanguageVersion:MTLLanguageVersion3_1];   // the first with bfloat
+  [options setLanguageVersion:MTLLanguageVersion3_1];  // the first with bfloat
   if (@available(macOS 15.0, *)) {
     [options setMathMode:MTLMathModeSafe];
   } else {
@@ -96,7 +96,7 @@ class MetalDevice final : public Device {
   }
 
   int gpu_family() const override {
-    constexpr auto kApple10 = static_cast<MTLGPUFamily>(1010);   // has a name since macOS 26
+    constexpr auto kApple10 = static_cast<MTLGPUFamily>(1010);  // has a name since macOS 26
     for (const MTLGPUFamily family :
          {kApple10, MTLGPUFamilyApple9, MTLGPUFamilyApple8, MTLGPUFamilyApple7}) {
       if ([device_ supportsFamily:family]) return static_cast<int>(family - MTLGPUFamilyApple1) + 1;
@@ -104,8 +104,8 @@ class MetalDevice final : public Device {
     return 0;
   }
 
-  PipelineResult pipeline(
-      uint64_t cache_key, const std::function<KernelSource()>& source) override {
+  PipelineResult pipeline(uint64_t cache_key,
+                          const std::function<KernelSource()>& source) override {
     const std::lock_guard lock(mutex_);
     const auto found = pipelines_.find(cache_key);
     if (found != pipelines_.end()) return {found->second, {}};

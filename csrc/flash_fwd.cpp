@@ -20,7 +20,7 @@ constexpr double kMaxWorkPerDispatch = 4e11;
 double work(const AttnProblem& problem) {
   const auto pairs = static_cast<double>(visible_pairs(problem, 0, problem.seqlen_q));
   return 2.0 * pairs * static_cast<double>(problem.head_dim + problem.head_dim_v) *
-      static_cast<double>(problem.batch * problem.num_heads_q);
+         static_cast<double>(problem.batch * problem.num_heads_q);
 }
 
 Binding bind(const at::Tensor& tensor, uint32_t slot) {
@@ -95,8 +95,7 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
                        static_cast<int>(problem.head_dim_v));
   const int64_t num_q_blocks = (problem.seqlen_q + tiling->block_q - 1) / tiling->block_q;
   const double dispatches = std::max(1.0, work(problem) / kMaxWorkPerDispatch);
-  const auto per_dispatch =
-      static_cast<int64_t>(static_cast<double>(num_q_blocks) / dispatches);
+  const auto per_dispatch = static_cast<int64_t>(static_cast<double>(num_q_blocks) / dispatches);
   return {
       .key = {.type = problem.type,
               .head_dim = instance_head_dim(problem.head_dim),

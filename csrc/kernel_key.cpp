@@ -41,8 +41,8 @@ int instance_head_dim(int64_t head_dim) {
 uint64_t FlashFwdKey::cache_key() const {
   const auto row = static_cast<uint64_t>(tiling - flash_fwd_tilings().data());
   return row | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(mask_kind) << 12 |
-      static_cast<uint64_t>(has_lse) << 16 | static_cast<uint64_t>(head_dim) << 20 |
-      static_cast<uint64_t>(head_dim_v) << 36;
+         static_cast<uint64_t>(has_lse) << 16 | static_cast<uint64_t>(head_dim) << 20 |
+         static_cast<uint64_t>(head_dim_v) << 36;
 }
 
 std::string FlashFwdKey::name() const {
@@ -59,8 +59,8 @@ KernelSource FlashFwdKey::source() const {
   std::ostringstream function;
   function << "flash_mps::flash_fwd<" << msl_type(type) << ", " << head_dim << ", " << head_dim_v
            << ", " << tiling->block_q << ", " << tiling->block_k << ", "
-           << (tiling->path == OperandPath::Staged) << ", "
-           << (tiling->q_home == QHome::Registers) << ">";
+           << (tiling->path == OperandPath::Staged) << ", " << (tiling->q_home == QHome::Registers)
+           << ">";
   std::ostringstream msl;
   msl << metal_source("flash_fwd") << "template [[host_name(\"" << name()
       << "\")]] [[kernel]] decltype(" << function.str() << ") " << function.str() << ";\n";

@@ -12,13 +12,13 @@ namespace flash_mps {
 enum class ElementType { Float32, Float16, BFloat16 };
 
 int element_bytes(ElementType type);
-const char* element_name(ElementType type);   // f32, f16, bf16
+const char* element_name(ElementType type);  // f32, f16, bf16
 
 struct FlashFwdKey {
   ElementType type;
-  int head_dim;       // rounded up to a multiple of 8
-  int head_dim_v;     // the same
-  int mask_kind;      // MaskKind
+  int head_dim;  // rounded up to a multiple of 8
+  int head_dim_v;  // the same
+  int mask_kind;  // MaskKind
   bool has_lse;
   const Tiling* tiling;
 

@@ -16,25 +16,31 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 
-#define FLASH_MPS_PARAMETERS                                                                    \
-  const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,                      \
-      const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                        \
-      std::optional<double> scale, bool enable_gqa, int64_t window_left, int64_t window_right,  \
+#define FLASH_MPS_PARAMETERS                                                                   \
+  const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,                     \
+      const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                       \
+      std::optional<double> scale, bool enable_gqa, int64_t window_left, int64_t window_right, \
       double softcap, const OptionalTensor &alibi_slopes, const OptionalTensor &sinks
-#define FLASH_MPS_ARGUMENTS                                                                   \
-  query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left,         \
+#define FLASH_MPS_ARGUMENTS                                                           \
+  query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, \
       window_right, softcap, alibi_slopes, sinks
-#define FLASH_MPS_SCHEMA                                                                      \
-  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "    \
-  "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, "   \
+#define FLASH_MPS_SCHEMA                                                                    \
+  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "  \
+  "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
   "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None)"
 
 AttnProblem check(const char* op, FLASH_MPS_PARAMETERS) {
   return check_inputs(op, query, key, value,
-                      {.attn_mask = attn_mask, .dropout_p = dropout_p, .is_causal = is_causal,
-                       .scale = scale, .enable_gqa = enable_gqa, .window_left = window_left,
-                       .window_right = window_right, .softcap = softcap,
-                       .alibi_slopes = alibi_slopes, .sinks = sinks});
+                      {.attn_mask = attn_mask,
+                       .dropout_p = dropout_p,
+                       .is_causal = is_causal,
+                       .scale = scale,
+                       .enable_gqa = enable_gqa,
+                       .window_left = window_left,
+                       .window_right = window_right,
+                       .softcap = softcap,
+                       .alibi_slopes = alibi_slopes,
+                       .sinks = sinks});
 }
 
 constexpr const char* kAttention = "attention";
@@ -77,7 +83,8 @@ void refuse_gradients(const char* op, const at::Tensor& query, const at::Tensor&
 
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
   static const auto op = c10::Dispatcher::singleton()
-      .findSchemaOrThrow("flash_mps::attention", "").typed<decltype(attention_mps)>();
+                             .findSchemaOrThrow("flash_mps::attention", "")
+                             .typed<decltype(attention_mps)>();
   refuse_gradients(kAttention, query, key, value, attn_mask, alibi_slopes, sinks);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op.call(FLASH_MPS_ARGUMENTS);
@@ -85,8 +92,8 @@ at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
 
 TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
   static const auto op = c10::Dispatcher::singleton()
-      .findSchemaOrThrow("flash_mps::attention_with_lse", "")
-      .typed<decltype(attention_with_lse_mps)>();
+                             .findSchemaOrThrow("flash_mps::attention_with_lse", "")
+                             .typed<decltype(attention_with_lse_mps)>();
   refuse_gradients(kAttentionWithLse, query, key, value, attn_mask, alibi_slopes, sinks);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op.call(FLASH_MPS_ARGUMENTS);
@@ -97,8 +104,7 @@ TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
 TORCH_LIBRARY(flash_mps, m) {
   m.set_python_module("torch_flash_mps._ops");
   m.def("attention" FLASH_MPS_SCHEMA " -> Tensor", {at::Tag::pt2_compliant_tag});
-  m.def("attention_with_lse" FLASH_MPS_SCHEMA " -> (Tensor, Tensor)",
-        {at::Tag::pt2_compliant_tag});
+  m.def("attention_with_lse" FLASH_MPS_SCHEMA " -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {

@@ -29,7 +29,7 @@ const Tiling* choose_flash_fwd(GpuFamily family, int element_bytes, int head_dim
   const int needed = std::max(head_dim, head_dim_v);
   const auto* row = std::ranges::find_if(kFlashFwd, [&](const Tiling& tiling) {
     return tiling.family == family && tiling.element_bytes == element_bytes &&
-        tiling.max_head_dim >= needed;
+           tiling.max_head_dim >= needed;
   });
   return row == std::end(kFlashFwd) ? nullptr : row;
 }

@@ -29,8 +29,8 @@ struct AttnParams {
   int32_t first_q_block;        // of this dispatch: long work is split over several
   int32_t band_begin;           // query i sees keys i + band_begin <= j < i + band_end,
   int32_t band_end;             //   causal masks, windows and their absence alike
-  int32_t k_is_wide, v_is_wide; // every row starts on 16 bytes and is a multiple of 16 bytes long
-  float softmax_scale_log2;     // scale * log2(e): scores are kept in base 2
+  int32_t k_is_wide, v_is_wide;  // every row starts on 16 bytes and is a multiple of 16 bytes long
+  float softmax_scale_log2;  // scale * log2(e): scores are kept in base 2
 };
 
 #define FLASH_MPS_ATTN_PARAMS_SIZE 176
@@ -53,9 +53,9 @@ enum AttnConstant {
 // Value of the constant kMaskKindConstant.
 enum MaskKind {
   kNoMask = 0,
-  kBoolMask = 1,     // one byte an element, any non-zero byte means visible
-  kSameMask = 2,     // added to the score; element type of the query
-  kFloatMask = 3,    // added to the score; float32
+  kBoolMask = 1,  // one byte an element, any non-zero byte means visible
+  kSameMask = 2,  // added to the score; element type of the query
+  kFloatMask = 3,  // added to the score; float32
 };
 
 static_assert(sizeof(AttnParams) == FLASH_MPS_ATTN_PARAMS_SIZE, "AttnParams: layout changed");

@@ -62,12 +62,11 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   const int last_row = metal::min(first_row + kFragment, params.seqlen_q) - 1;
   const int rows = last_row - first_row + 1;
   const int q_idx = first_row + at.row;
-  const device T* Q_rows = query + batch_idx * params.q_stride_b +
-      head_idx * params.q_stride_h + first_row * params.q_stride_s;
+  const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
+                           first_row * params.q_stride_s;
   const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
   const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
-  const device uchar* plane =
-      has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+  const device uchar* plane = has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
 
   // Load Q.
   Strip<T, Q_IN_REGISTERS ? D / kFragment : 1> Q;
@@ -75,7 +74,8 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     FLASH_MPS_UNROLL
     for (int d = 0; d < D; d += kFragment) {
       load_fragment(
-          Q.fragments[d / kFragment], Q_rows + d, params.q_stride_s, rows, params.head_dim - d, lane);
+          Q.fragments[d / kFragment], Q_rows + d, params.q_stride_s, rows, params.head_dim - d,
+          lane);
     }
   }
 
@@ -152,7 +152,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   softmax_finalise(state);
   const float normaliser = softmax_normaliser(state);
   device T* out_rows = out + batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
-      first_row * params.out_stride_s;
+                       first_row * params.out_stride_s;
   FLASH_MPS_UNROLL
   for (int d = 0; d < DV; d += kFragment) {
     elements(O.fragments[d / kFragment]) *= normaliser;

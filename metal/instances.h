@@ -15,6 +15,7 @@
 // AttentionDescriptor tables).
 #pragma once
 
+// clang-format off
 #define FLASH_FWD_INSTANCES(X)                          \
   X(Apple7, 2, 64, 32, 32, Staged, Registers)           \
   X(Apple7, 2, 128, 32, 16, Staged, Registers)          \
@@ -34,3 +35,4 @@
   X(Apple10, 4, 64, 32, 32, Direct, Registers)          \
   X(Apple10, 4, 128, 32, 16, Direct, Registers)         \
   X(Apple10, 4, 256, 32, 16, Direct, Device)
+// clang-format on

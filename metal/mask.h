@@ -42,16 +42,20 @@ inline const device uchar* mask_plane(
     constant AttnParams& params, const device uchar* mask, int batch_idx, int head_idx) {
   const int64_t element_bytes =
       mask_kind == kBoolMask ? 1 : (mask_kind == kSameMask ? int64_t(sizeof(T)) : 4);
-  return mask + element_bytes *
-      (batch_idx * params.mask_stride_b + head_idx * params.mask_stride_h);
+  return mask +
+         element_bytes * (batch_idx * params.mask_stride_b + head_idx * params.mask_stride_h);
 }
 
 // Hides keys from one row of S and returns the keys of the block, one bit each, that any row of the
 // simdgroup sees. `mask` is a mask_plane().
 template <int COUNT>
 inline uint apply_visibility(
-    thread Strip<float, COUNT>& S, constant AttnParams& params, const device uchar* mask, int q_idx,
-    int k_start, LanePosition at) {
+    thread Strip<float, COUNT>& S,
+    constant AttnParams& params,
+    const device uchar* mask,
+    int q_idx,
+    int k_start,
+    LanePosition at) {
   const KeyRange keys = keys_seen_by_any(params, q_idx, q_idx);
   uint seen = 0;
   FLASH_MPS_UNROLL

@@ -20,8 +20,12 @@ inline float add_bias(float score, float bias) {
 // S = S * scale + float mask, for one row. `mask` is a mask_plane().
 template <typename T, int COUNT>
 inline void score_fwd(
-    thread Strip<float, COUNT>& S, constant AttnParams& params, const device uchar* mask, int q_idx,
-    int k_start, LanePosition at) {
+    thread Strip<float, COUNT>& S,
+    constant AttnParams& params,
+    const device uchar* mask,
+    int q_idx,
+    int k_start,
+    LanePosition at) {
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
     float2 s = elements(S.fragments[j]) * params.softmax_scale_log2;
@@ -31,8 +35,8 @@ inline void score_fwd(
         if (q_idx < params.seqlen_q && k_idx < params.seqlen_k) {
           const int64_t offset = mask_offset(params, q_idx, k_idx);
           const float bias = mask_kind == kSameMask
-              ? float(reinterpret_cast<const device T*>(mask)[offset])
-              : reinterpret_cast<const device float*>(mask)[offset];
+                                 ? float(reinterpret_cast<const device T*>(mask)[offset])
+                                 : reinterpret_cast<const device float*>(mask)[offset];
           s[i] = add_bias(s[i], bias);
         }
       }

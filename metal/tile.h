@@ -89,8 +89,13 @@ inline void load_fragment_transposed(
 // `columns` columns.
 template <typename T, int COUNT, typename Source>
 inline void multiply_transposed(
-    thread Strip<float, COUNT>& S, thread Fragment<T>& A, Source source, int64_t stride, int rows,
-    int columns, uint lane) {
+    thread Strip<float, COUNT>& S,
+    thread Fragment<T>& A,
+    Source source,
+    int64_t stride,
+    int rows,
+    int columns,
+    uint lane) {
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
     const int row = j * kFragment;
@@ -105,8 +110,14 @@ inline void multiply_transposed(
 // never meets a weight.
 template <typename T, int COUNT, typename Source>
 inline void multiply(
-    thread Fragment<float>& O, thread Strip<float, COUNT>& P, Source source, int64_t stride, int rows,
-    int columns, uint kept_rows, uint lane) {
+    thread Fragment<float>& O,
+    thread Strip<float, COUNT>& P,
+    Source source,
+    int64_t stride,
+    int rows,
+    int columns,
+    uint kept_rows,
+    uint lane) {
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
     const int row = j * kFragment;
@@ -130,7 +141,12 @@ inline void fill(thread Strip<T, COUNT>& strip, T value) {
 // Writes the first `rows` rows and `columns` columns, rounded to T.
 template <typename T>
 inline void store_fragment(
-    thread Fragment<float>& fragment, device T* out, int64_t stride, int rows, int columns, uint lane) {
+    thread Fragment<float>& fragment,
+    device T* out,
+    int64_t stride,
+    int rows,
+    int columns,
+    uint lane) {
   const LanePosition at = lane_position(lane);
   for (int i = 0; i < 2; ++i) {
     if (at.row < rows && at.column + i < columns) {
@@ -143,7 +159,12 @@ inline void store_fragment(
 // the first `rows` rows and `columns` columns. All THREADS threads of the threadgroup take part.
 template <typename T, int ROWS, int COLUMNS, int PITCH, int THREADS>
 inline void stage_tile(
-    threadgroup T* tile, const device T* source, int64_t stride, int rows, int columns, bool is_wide,
+    threadgroup T* tile,
+    const device T* source,
+    int64_t stride,
+    int rows,
+    int columns,
+    bool is_wide,
     uint thread_idx) {
   constexpr int kWidth = kWideBytes / int(sizeof(T));
   if (is_wide) {
@@ -153,7 +174,8 @@ inline void stage_tile(
       const int column = (i % kWideColumns) * kWidth;
       const bool inside = row < rows && column < columns;
       threadgroup uint4* to = reinterpret_cast<threadgroup uint4*>(tile + row * PITCH + column);
-      *to = inside ? *reinterpret_cast<const device uint4*>(source + row * stride + column) : uint4(0);
+      *to = inside ? *reinterpret_cast<const device uint4*>(source + row * stride + column)
+                   : uint4(0);
     }
     return;
   }

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps torch_flash_mps"
+REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 
 def _public(version: str) -> str:
@@ -19,8 +19,8 @@ def _public(version: str) -> str:
 def _check_torch(built_for: str, found: str) -> None:
     if _public(built_for) != _public(found):
         raise ImportError(
-            f"torch_flash_mps was built for torch {built_for}, found torch {found}; rebuild it with "
-            f"`{REBUILD_COMMAND}` (from a checkout: `pip install --no-build-isolation -e .`)"
+            f"torch_flash_mps was built for torch {built_for}, found torch {found}; rebuild it "
+            f"with `{REBUILD_COMMAND}`"
         )
 
 
