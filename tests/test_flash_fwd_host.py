@@ -121,6 +121,20 @@ def test_HD_15_dirty_memory_changes_nothing(device, dtype):
         )
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_KF_06_no_score_matrix_is_ever_allocated(device, masked):
+    q, k, v = make_inputs(Case(1, 1, 1, 1024, 1024, 64, dtype=torch.float16), device).operands
+    mask = torch.ones(1, 1024, dtype=torch.bool, device=device) if masked else None
+    attention(q, k, v, mask)
+    torch.mps.synchronize()
+    torch.mps.empty_cache()
+    before = torch.mps.driver_allocated_memory()
+    out, lse = torch_flash_mps.attention(q, k, v, attn_mask=mask, return_lse=True)
+    extra = torch.mps.driver_allocated_memory() - before - out.nbytes - lse.nbytes
+    torch.mps.synchronize()
+    assert extra < 1024 * 1024   # a byte for each score
+
+
 RANKS = {
     "rank 2": ((5, 8), (7, 8), (7, 8)),
     "rank 3": ((3, 5, 8), (3, 7, 8), (3, 7, 6)),
