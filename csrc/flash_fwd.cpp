@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -15,7 +16,14 @@ namespace {
 
 // macOS kills a dispatch that keeps the display waiting for seconds. 4e11 floating-point operations
 // are 0.15 s at the 2.6 TFLOPS of the smallest GPU (M1, 8 cores).
-constexpr double kMaxWorkPerDispatch = 4e11;
+double max_work_per_dispatch() {
+  static const double limit = [] {
+    const char* text = std::getenv("TORCH_FLASH_MPS_MAX_DISPATCH_FLOP");
+    const double chosen = text != nullptr ? std::strtod(text, nullptr) : 0.0;
+    return chosen > 0.0 ? chosen : 4e11;
+  }();
+  return limit;
+}
 
 double work(const AttnProblem& problem) {
   const auto pairs = static_cast<double>(visible_pairs(problem, 0, problem.seqlen_q));
@@ -94,7 +102,7 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
       choose_flash_fwd(family, element_bytes(problem.type), static_cast<int>(problem.head_dim),
                        static_cast<int>(problem.head_dim_v));
   const int64_t num_q_blocks = (problem.seqlen_q + tiling->block_q - 1) / tiling->block_q;
-  const double dispatches = std::max(1.0, work(problem) / kMaxWorkPerDispatch);
+  const double dispatches = std::max(1.0, work(problem) / max_work_per_dispatch());
   const auto per_dispatch = static_cast<int64_t>(static_cast<double>(num_q_blocks) / dispatches);
   return {
       .key = {.type = problem.type,

@@ -81,7 +81,7 @@ def run_here(code: str) -> subprocess.CompletedProcess:
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def test_metadata_needs_no_torch(tmp_path, sources):
+def test_BD_03_metadata_needs_no_torch(tmp_path, sources):
     bare = Environment(sources / ".venv", with_packages=False)
     assert "No module named 'torch'" in bare.run("-c", "import torch", cwd=tmp_path).stdout
     assert ok(bare.run("setup.py", "--version", cwd=sources)).split() == [VERSION]
@@ -92,7 +92,7 @@ def test_metadata_needs_no_torch(tmp_path, sources):
     assert re.search(r"^Requires-Dist: torch\S*>=\S*", metadata, re.MULTILINE)
 
 
-def test_build_without_torch_gives_a_hint(tmp_path, sources):
+def test_BD_03_build_without_torch_gives_a_hint(tmp_path, sources):
     bare = Environment(sources / ".venv", with_packages=False)
     done = bare.pip("wheel", "--no-deps", "--no-build-isolation", ".", cwd=sources)
     assert done.returncode != 0
@@ -102,7 +102,7 @@ def test_build_without_torch_gives_a_hint(tmp_path, sources):
 
 @pytest.mark.parametrize("options", [[], ["--no-build-isolation"], ["-e"],
                                      ["--no-build-isolation", "-e"]], ids=" ".join)
-def test_pip_install(tmp_path, sources, options):
+def test_BD_03_pip_install(tmp_path, sources, options):
     environment = Environment(sources / ".venv")
     ok(environment.pip("install", "--no-deps", *options, ".", cwd=sources))
     version, module = ok(environment.run("-c", ATTENTION, cwd=tmp_path)).split()
@@ -133,7 +133,7 @@ def tools_without_clang(folder: Path) -> Path:
     return folder
 
 
-def test_without_clang_the_simulated_device_is_left_out(tmp_path, sources):
+def test_BD_04_without_clang_the_simulated_device_is_left_out(tmp_path, sources):
     environment = Environment(sources / ".venv")
     path = str(tools_without_clang(tmp_path / "bin"))
     output = ok(environment.pip("install", "-v", "--no-deps", "--no-build-isolation", ".",
@@ -155,7 +155,7 @@ def test_each_missing_library_is_named(monkeypatch):
         simulator.find_compiler()
 
 
-def test_build_for_another_torch_is_refused():
+def test_BD_02_build_for_another_torch_is_refused():
     import torch
 
     patch = ("import sys, types; info = types.ModuleType('torch_flash_mps._build_info'); "
@@ -168,7 +168,7 @@ def test_build_for_another_torch_is_refused():
     assert torch.__version__ in message and "pip install" in message
 
 
-def test_import_succeeds_without_native_module_or_mps():
+def test_BD_04_import_succeeds_without_native_module_or_mps():
     hide = "import sys; sys.modules['torch_flash_mps._build_info'] = None; "
     show = ("import torch_flash_mps as t; print(t.is_available()); print(t.unavailable_reason()); "
             "import torch; q = torch.randn(1, 1, 2, 4); t.attention(q, q, q)")
@@ -179,7 +179,7 @@ def test_import_succeeds_without_native_module_or_mps():
     assert error.startswith("RuntimeError") and "not built" in error
 
 
-def test_import_without_mps_says_so():
+def test_BD_04_import_without_mps_says_so():
     code = "import torch_flash_mps as t; print(t.is_available()); print(t.unavailable_reason())"
     answer, reason = ok(run_here(code)).splitlines()
     if LINUX_ONLY:

@@ -34,7 +34,7 @@ def two_dispatches(metal, copy, *, concurrent, barrier=False, offset=0):
 HAZARD = "kernel 'copy' reads 16 bytes that kernel 'copy' of the same encoder also touches"
 
 
-def test_a_concurrent_encoder_without_a_barrier(metal, copy):
+def test_HD_04_a_concurrent_encoder_without_a_barrier(metal, copy):
     commands, _ = two_dispatches(metal, copy, concurrent=True)
     assert HAZARD in commands.error
     assert len(faults(metal)) == 1

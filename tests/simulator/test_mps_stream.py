@@ -135,7 +135,7 @@ def test_an_encoder_outside_the_queue_is_reported(client, device, simulator):
         client.encoder_outside_queue()
 
 
-def test_a_fault_is_raised_once_by_the_next_operator(client, device, simulator):
+def test_HD_14_a_fault_is_raised_once_by_the_next_operator(client, device, simulator):
     x = torch.ones(3, device=device)
     with simulator.checks(True):
         client.encoder_outside_queue()
