@@ -60,7 +60,8 @@ def _header_directory() -> Path:
     )
 
 
-def _new_untyped_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+def _new_untyped_storage(cls: type[torch.UntypedStorage], *args: Any, device: Any = None,
+                         **kwargs: Any) -> Any:
     """`torch.UntypedStorage(...)`, which refuses the device type mps in a torch without MPS."""
     if device is None or torch.device(device).type != "mps":
         return super(torch.UntypedStorage, cls).__new__(cls, *args, device=device, **kwargs)
@@ -78,7 +79,7 @@ def _complete_torch(module: ModuleType) -> None:
     for answer in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer,
                    torch.backends.mps.is_macos13_or_newer):
         answer.cache_clear()
-    torch.UntypedStorage.__new__ = _new_untyped_storage
+    torch.UntypedStorage.__new__ = _new_untyped_storage  # type: ignore[method-assign]
 
 
 _module = _load()
