@@ -64,7 +64,7 @@ def _new_untyped_storage(cls: type[torch.UntypedStorage], *args: Any, device: An
                          **kwargs: Any) -> Any:
     """`torch.UntypedStorage(...)`, which refuses the device type mps in a torch without MPS."""
     if device is None or torch.device(device).type != "mps":
-        return super(torch.UntypedStorage, cls).__new__(cls, *args, device=device, **kwargs)
+        return torch._C.StorageBase.__new__(cls, *args, device=device, **kwargs)  # type: ignore
     content = args[0] if args else 0
     if isinstance(content, int):
         return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
@@ -79,7 +79,7 @@ def _complete_torch(module: ModuleType) -> None:
     for answer in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer,
                    torch.backends.mps.is_macos13_or_newer):
         answer.cache_clear()
-    torch.UntypedStorage.__new__ = _new_untyped_storage  # type: ignore[method-assign]
+    torch.UntypedStorage.__new__ = _new_untyped_storage  # type: ignore
 
 
 _module = _load()
