@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import shaders
 from recording import SOURCE
 
 pytest.register_assert_rewrite("planted")
@@ -45,3 +46,16 @@ def metal(checked_metal) -> Iterator:
     """The native module, its checks on; a fault that the test has not taken fails it."""
     yield checked_metal
     assert list(iter(checked_metal.take_fault, None)) == []
+
+
+@pytest.fixture(params=shaders.FLAVOURS[:1] if shaders.ON_MAC else shaders.FLAVOURS)
+def flavour(request, simulator) -> Iterator[str]:
+    """Runs a test of what Metal itself says: plain, and with checks and in a shuffled order."""
+    if shaders.ON_MAC:
+        yield request.param
+        return
+    is_checked = request.param == "checked"
+    simulator.shuffle(7 if is_checked else None)
+    with simulator.checks(is_checked):
+        yield request.param
+    simulator.shuffle(None)

@@ -85,7 +85,7 @@ class Plants:
             assert found.startswith(f"kernel '{name}': thread ("), f"order {order}: '{found}'"
             for index, *_ in THREAD.findall(found):
                 assert thread(int(index)) in found, "one thread has one place"
-            # Another thread may meet the fault first, but in the same memory or at the same barrier.
+            # Another thread may meet the fault first, in the same memory or at the same barrier.
             for part in re.findall(r"of (?:slot|threadgroup array) .*? \(\d+ bytes\)|line \d+"
                                    r"|in between|not ordered|must reach", expected):
                 assert part in found, f"order {order}"
