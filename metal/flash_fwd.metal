@@ -38,9 +38,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     uint thread_idx [[thread_index_in_threadgroup]],
     uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  constexpr int kPad = kWideBytes / int(sizeof(T));
-  constexpr int kKPitch = D + kPad;
-  constexpr int kVPitch = DV + kPad;
+  constexpr int kWordElements = kWideBytes / int(sizeof(T));
+  constexpr int kKPitch = D + kWordElements;
+  constexpr int kVPitch = DV + kWordElements;
   constexpr int kThreads = BQ / kFragment * kSimdWidth;
   static_assert(D % kFragment == 0 && DV % kFragment == 0, "round head_dim up to a multiple of 8");
   static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
@@ -48,8 +48,11 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   static_assert(
       !STAGED || BK * (kKPitch + kVPitch) * int(sizeof(T)) <= 32768,
       "K and V tiles exceed 32 KB: lower block_k in instances.h");
-  threadgroup T K_tile[STAGED ? BK * kKPitch : 1];
-  threadgroup T V_tile[STAGED ? BK * kVPitch : 1];
+  // Words of 16 bytes, because wide copies need their alignment.
+  threadgroup uint4 K_words[STAGED ? BK * kKPitch / kWordElements : 1];
+  threadgroup uint4 V_words[STAGED ? BK * kVPitch / kWordElements : 1];
+  threadgroup T* K_tile = reinterpret_cast<threadgroup T*>(K_words);
+  threadgroup T* V_tile = reinterpret_cast<threadgroup T*>(V_words);
 
   // Locate the tile.
   const LanePosition at = lane_position(lane);
