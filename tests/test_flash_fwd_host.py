@@ -98,6 +98,11 @@ def test_HD_08_float32_mask_is_added_in_float32(device, dtype):
     check_exact(out, (weights @ v.cpu().double()).unsqueeze(-2).expand(1, 1, 4, 8), 8e-3)
 
 
+def test_uninitialised_memory_is_full_of_nan(device):
+    assert torch.isnan(torch.empty(100, device=device)).all()
+    assert torch.isnan(torch.empty_strided((3, 5), (5, 1), device=device)).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_HD_15_dirty_memory_changes_nothing(device, dtype):
     case = Case(1, 2, 1, 37, 70, 64, dtype=dtype, causal=True, mask="bool")
