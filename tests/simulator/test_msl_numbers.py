@@ -242,8 +242,8 @@ def test_bits(shader, flavour):
     signed = x - (1 << 32)
     assert out.tolist() == [
         x, 0xCDE489AB, 0xE4CDAB89, 0x89ADCDE5, 0x3E00, 0x3FC0, 0xCDE489AB, 0x78, x.bit_count(), 0,
-        2, int(f"{x:032b}"[::-1], 2), 0xBCDE489A, x * x >> 32, x >> 8 & 0xFFF, x & ~0xFF0 | 0xAB0, 0,
-        0xFFFFFFFF, 0, x - 3, -signed, signed * 3 >> 32 & 0xFFFFFFFF, x + 5, 9]
+        2, int(f"{x:032b}"[::-1], 2), 0xBCDE489A, x * x >> 32, x >> 8 & 0xFFF, x & ~0xFF0 | 0xAB0,
+        0, 0xFFFFFFFF, 0, x - 3, -signed, signed * 3 >> 32 & 0xFFFFFFFF, x + 5, 9]
 
 
 def test_vectors(shader, flavour):

@@ -254,12 +254,21 @@ std::set<std::string> Rules::callees(const Function& f, const std::set<std::stri
   return result;
 }
 
+// A constructor's name is its type's: what looks like a call of it may be of another one.
+bool is_constructor(const Tokens& tokens, const Function& f) {
+  for (size_t i = f.head.begin; f.is_member && i < f.name_token; ++i) {
+    const bool is_specifier = is_any(tokens[i], {"explicit", "constexpr", "inline", "~"});
+    if (tokens[i].kind == TokenKind::Identifier && !is_specifier) return false;
+  }
+  return f.is_member;
+}
+
 // Calls among functions that have their name to themselves: overloads may call each other, and
 // templates may end at another instance.
 void Rules::check_recursion() {
   std::map<std::string, std::vector<const Function*>> by_name;
   for (const Function& f : declarations_.functions) {
-    if (f.has_body && !f.is_member) by_name[f.name].push_back(&f);
+    if (f.has_body && !is_constructor(tokens_, f)) by_name[f.name].push_back(&f);
   }
   std::set<std::string> names;
   for (const auto& [name, functions] : by_name) {
