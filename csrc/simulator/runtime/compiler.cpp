@@ -199,7 +199,7 @@ std::shared_ptr<const Library> checked_library(const std::string& source,
   const std::string file = hash.hex() + ".msl";
   const Exclusive turn(file);
   if (const auto path = DiskCache::instance().find(file)) {
-    if (auto library = deserialise(read_file(*path), options.fast_math)) return library;
+    if (auto library = deserialise(read_sealed_file(*path), options.fast_math)) return library;
   }
   auto library = std::make_shared<SourceLibrary>(preprocess(source, options), options.fast_math);
   const std::string broken = check_rules(library->tokens, library->declarations);

@@ -20,6 +20,7 @@ constexpr uintmax_t kMaxBytes = 512u << 20;
 constexpr uintmax_t kBytesAfterEviction = kMaxBytes / 10 * 8;
 // Another process may be about to rename its temporary file; older ones are leftovers.
 constexpr std::chrono::hours kTemporaryLifetime{1};
+constexpr size_t kSealBytes = 32;
 constexpr char kTemporaryPrefix[] = "tmp-";
 
 fs::path default_directory() {
@@ -33,6 +34,16 @@ fs::path default_directory() {
     base = fs::temp_directory_path() / ("cache-" + std::to_string(getuid()));
   }
   return base / "torch_flash_mps" / "simulator";
+}
+
+// Stands at the end of each file: the hash of what is before it. Loaders and clang do not read on there.
+std::string seal_of(std::string_view content) {
+  return Hash().add(content).hex();
+}
+
+bool is_intact(const fs::path& path) {
+  const std::string content = read_file(path), stored = read_sealed_file(path);
+  return stored.size() < content.size() && content.substr(stored.size()) == seal_of(stored);
 }
 
 struct Entry {
@@ -80,7 +91,9 @@ std::optional<fs::path> DiskCache::find(const std::string& name) {
   std::error_code error;
   fs::last_write_time(path, fs::file_time_type::clock::now(), error);
   if (error && !fs::exists(path)) return std::nullopt;
-  return path;
+  if (is_intact(path)) return path;
+  remove(name);
+  return std::nullopt;
 }
 
 fs::path DiskCache::store(const std::string& name,
@@ -89,6 +102,8 @@ fs::path DiskCache::store(const std::string& name,
   std::error_code ignored;
   try {
     produce(temporary_path);
+    const std::string content = read_file(temporary_path);
+    write_file(temporary_path, content + seal_of(content));
     fs::rename(temporary_path, target);
   } catch (...) {
     fs::remove(temporary_path, ignored);
@@ -117,7 +132,7 @@ void DiskCache::evict() {
   const auto now = fs::file_time_type::clock::now();
   for (const auto& item : fs::directory_iterator(directory_, error)) {
     Entry entry{item.path(), item.last_write_time(error), item.file_size(error)};
-    if (error) continue;   // gone meanwhile
+    if (error) continue;  // gone meanwhile
     const bool is_temporary = entry.path.filename().string().rfind(kTemporaryPrefix, 0) == 0;
     if (is_temporary && now - entry.used > kTemporaryLifetime) fs::remove(entry.path, error);
     if (is_temporary) continue;
@@ -144,6 +159,12 @@ std::string identity_of_file(const fs::path& path) {
 std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string read_sealed_file(const fs::path& path) {
+  std::string content = read_file(path);
+  content.resize(content.size() - std::min(content.size(), kSealBytes));
+  return content;
 }
 
 void write_file(const fs::path& path, std::string_view content) {

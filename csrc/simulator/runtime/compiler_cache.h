@@ -24,9 +24,10 @@ class DiskCache {
   // $TORCH_FLASH_MPS_CACHE, or $XDG_CACHE_HOME (~/.cache) / torch_flash_mps / simulator.
   static DiskCache& instance();
 
-  // The file of this name, marked as used.
+  // The file of this name, marked as used. One that is not as it was stored (a full disk, a machine that
+  // lost power) is removed.
   std::optional<std::filesystem::path> find(const std::string& name);
-  // Lets `produce` write a temporary file and renames it; returns where it is now.
+  // Lets `produce` write a temporary file, seals and renames it; returns where it is now.
   std::filesystem::path store(const std::string& name,
                               const std::function<void(const std::filesystem::path&)>& produce);
   void remove(const std::string& name);
@@ -43,6 +44,8 @@ class DiskCache {
 // Changes when the file is replaced: path, size and time of the file it really is.
 std::string identity_of_file(const std::filesystem::path& path);
 std::string read_file(const std::filesystem::path& path);
+// What was stored in a file of the cache, without its seal.
+std::string read_sealed_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace sim
