@@ -22,7 +22,8 @@ RULES = {
         in_kernel("double x = 1;  // HERE", "out[0] = x;"), "'double' is not supported",
         in_kernel("float x = 1;", "out[0] = x;  // not a double")),
     "double_parameter": (
-        "float half_of(double x) {  // HERE\n return x / 2; }\n" + in_kernel("out[0] = half_of(2);"),
+        "float half_of(double x) {  // HERE\n return x / 2; }\n"
+        + in_kernel("out[0] = half_of(2);"),
         "'double' is not supported",
         "float half_of(float x) {\n return x / 2; }\n" + in_kernel("out[0] = half_of(2);")),
     "long_double_in_a_template": (
@@ -32,7 +33,8 @@ RULES = {
     "pointer_parameter": (
         "float first(const float* p) { return p[0]; }  // HERE\n" + in_kernel("out[0] = 1;"),
         "pointer type (parameter) must have an explicit address space",
-        "float first(const device float* p) { return p[0]; }\n" + in_kernel("out[0] = first(out);")),
+        "float first(const device float* p) { return p[0]; }\n"
+        + in_kernel("out[0] = first(out);")),
     "reference_parameter": (
         "void set(float& x) { x = 1; }  // HERE\n" + in_kernel("out[0] = 1;"),
         "reference type (parameter) must have an explicit address space",
@@ -98,11 +100,11 @@ RULES = {
         "int odd(int n);\nint even(int n) {\n  return n == 0 || odd(n - 1);\n}\n"
         "int odd(int n) { return n % 2; }\n" + in_kernel("out[0] = even(4);")),
     "recursion_of_a_member": (
-        "struct Sum {\n  int up_to(int n) const {  // HERE\n    return n == 0 ? 0 : n + up_to(n - 1);\n"
-        "  }\n};\n" + in_kernel("out[0] = Sum().up_to(int(out[0]));"),
+        "struct Sum {\n  int up_to(int n) const {  // HERE\n"
+        "    return n == 0 ? 0 : n + up_to(n - 1);\n  }\n};\n" + in_kernel("out[0] = Sum().up_to(int(out[0]));"),
         "recursion is not supported",
-        "struct Sum {\n  int one() const { return 1; }\n  int two() const { return one() + one(); }\n"
-        "};\n" + in_kernel("out[0] = Sum().two();")),
+        "struct Sum {\n  int one() const { return 1; }\n"
+        "  int two() const { return one() + one(); }\n};\n" + in_kernel("out[0] = Sum().two();")),
     "recursion_of_a_template": (
         "template <typename T> T sum(T n) {  // HERE\n  return n == 0 ? n : n + sum(n - 1);\n}\n"
         + in_kernel("out[0] = sum(int(out[0]));"), "recursion is not supported",
@@ -144,7 +146,8 @@ RULES = {
         in_kernel("auto f = [](float x) { return x + 1; };  // HERE", "out[0] = f(1);"),
         "lambda expressions are not supported",
         "struct F {\n  float operator()(float x) const { return x + 1; }\n};\n"
-        + in_kernel("F f;", "float a[2] = {1, 2};", "out[0] = f(a[1]);", "out[uint(a[0])] = {a[0]};")),
+        + in_kernel("F f;", "float a[2] = {1, 2};", "out[0] = f(a[1]);",
+                    "out[uint(a[0])] = {a[0]};")),
     "lambda_as_an_argument": (
         "template <typename F> float call(F f) { return f(); }\n"
         + in_kernel("float x = 1;", "out[0] = call([=] { return x; });  // HERE"),
@@ -208,7 +211,8 @@ kernel void run(device float* out [[buffer(0)]]) {
 
 
 def test_every_violation_is_listed(simulator):
-    source = in_kernel("double x = 1;", "static int y = 2;", "out[0] = x + y;", "goto end;", "end:;")
+    source = in_kernel("double x = 1;", "static int y = 2;", "out[0] = x + y;", "goto end;",
+                       "end:;")
     with pytest.raises(RuntimeError) as error:
         simulator.Library(source)
     for line in (2, 3, 5):
