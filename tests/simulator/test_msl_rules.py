@@ -101,7 +101,8 @@ RULES = {
         "int odd(int n) { return n % 2; }\n" + in_kernel("out[0] = even(4);")),
     "recursion_of_a_member": (
         "struct Sum {\n  int up_to(int n) const {  // HERE\n"
-        "    return n == 0 ? 0 : n + up_to(n - 1);\n  }\n};\n" + in_kernel("out[0] = Sum().up_to(int(out[0]));"),
+        "    return n == 0 ? 0 : n + up_to(n - 1);\n  }\n};\n"
+        + in_kernel("out[0] = Sum().up_to(int(out[0]));"),
         "recursion is not supported",
         "struct Sum {\n  int one() const { return 1; }\n"
         "  int two() const { return one() + one(); }\n};\n" + in_kernel("out[0] = Sum().two();")),
