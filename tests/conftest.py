@@ -50,9 +50,11 @@ def checked(device, simulator, seed) -> Iterator[None]:
         yield
         return
     simulator.shuffle(seed)
-    with simulator.checks():
-        yield
-    simulator.shuffle(None)
+    try:
+        with simulator.checks():
+            yield
+    finally:
+        simulator.shuffle(None)
 
 
 @pytest.fixture(autouse=True)
