@@ -58,7 +58,8 @@ macos: .venv/.packages
 
 bench: build .venv/.models
 	@echo "==> Counting work"
-	@$(PY) benchmarks/counters.py
+	@$(PY) benchmarks/counters.py --op fwd
+	@$(PY) benchmarks/counters.py --op bwd
 	@echo "==> Timing"
 	@$(PY) benchmarks/bench_attention.py --check
 

@@ -1,246 +1,53 @@
-"""Counts the work of our forward beside PyTorch's and MLX's own kernels, on the simulated device.
+"""Counts the work of our kernels on the simulated device, forward or backward.
 
 A count is the same on every machine. All kernels run in checked mode in this one process, on the
 same inputs, and no count of a wrong result is printed. The exit status says whether ours keep the
-bars of `broken_bars`.
+bars: `broken_bars` of counters_fwd.py and counters_bwd.py, and that of unfused.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import torch  # noqa: E402
-from cases import Case, make_inputs  # noqa: E402
-from checks import attention_lowp, check  # noqa: E402
-from foreign_kernels import TILES, mlx_steel, torch_prefill  # noqa: E402
-from torch import Tensor  # noqa: E402
-from wheels import package_version  # noqa: E402
-
-import torch_flash_mps  # noqa: E402
+from benchmarks import counters_bwd, counters_fwd, unfused  # noqa: E402
+from benchmarks.counting import SHAPES, table  # noqa: E402
 from benchmarks.readme import rewrite_section  # noqa: E402
-from torch_flash_mps import simulator  # noqa: E402
-from torch_flash_mps.reference import attention_ref, visible_pairs  # noqa: E402
 
-FRAGMENT = 8
-SHAPES = [
-    Case(num_heads_q=2, num_heads_kv=2, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
-         dtype=torch.float16, causal=causal)
-    for seqlen in (512, 1000)
-    for head_dim in (64, 128)
-    for causal in (False, True)
-]
-# Apple GPU family of the simulated device that takes the path.
-FAMILIES = {"staged": "apple7", "direct": "apple9"}
+OPS = {"fwd": counters_fwd, "bwd": counters_bwd}
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """One implementation on one shape: its tile, and the call that gives its output."""
-
-    name: str
-    block_q: int
-    block_k: int
-    path: str
-    run: Callable[[], Tensor]
-
-
-@dataclass(frozen=True)
-class Least:
-    """The fewest that any kernel with these query blocks could do."""
-
-    products: int        # 8x8 tiles of S with a visible pair, each for Q Kᵀ and P V
-    bytes_read: int      # Q once; K and V that a query block sees, once per query block
-    bytes_written: int   # out
-    threadgroup_bytes: int   # those K and V written, and what each 8 rows see read back
-    exponentials: int    # one a visible pair
-    barriers: int        # K and V ready, K and V used up
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one kernel did on one shape."""
-
-    kernel: Kernel
-    case: Case
-    least: Least
-    visible_blocks: int  # (block_q x block_k) blocks with a visible pair, over all heads
-    visible_strips: int  # the same for blocks of 8 rows: what one simdgroup visits
-    counts: dict[str, int]
-
-    @property
-    def device_bytes_read(self) -> int:
-        return self.counts["device_bytes_read"]
-
-    @property
-    def distinct_bytes(self) -> float:
-        """Distinct device bytes that a threadgroup reads, on average."""
-        return self.counts["device_bytes_read_distinct"] / self.counts["threadgroups"]
-
-    @property
-    def threadgroup_bytes(self) -> int:
-        return self.counts["threadgroup_bytes_read"] + self.counts["threadgroup_bytes_written"]
-
-    @property
-    def barriers_per_block(self) -> float:
-        return self.counts["threadgroup_barriers"] / self.visible_blocks
-
-    def products_of(self, blocks: int, rows: int) -> int:
-        """8x8 products of so many blocks of `rows` query rows."""
-        fragments = (rows // FRAGMENT) * (self.kernel.block_k // FRAGMENT)
-        return blocks * fragments * (self.case.head_dim + self.case.value_dim) // FRAGMENT
-
-
-def num_blocks(case: Case, rows: int, columns: int) -> int:
-    """Blocks of the score matrix with a visible pair, over all heads of all batches."""
-    visible = visible_pairs(case.seqlen_q, case.seqlen_k, is_causal=case.causal)
-    padded = torch.zeros(-(-case.seqlen_q // rows) * rows, -(-case.seqlen_k // columns) * columns)
-    padded[: case.seqlen_q, : case.seqlen_k] = visible
-    blocks = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).amax((1, 3))
-    return int(blocks.sum()) * case.batch * case.num_heads_q
-
-
-def least_work(case: Case, block_q: int) -> Least:
-    element = torch.empty(0, dtype=case.dtype).element_size()
-    width = (case.head_dim + case.value_dim) * element
-    heads = case.batch * case.num_heads_q
-    kv_bytes = num_blocks(case, block_q, 1) * width   # one column of blocks is one key
-    tiles = num_blocks(case, FRAGMENT, FRAGMENT)
-    return Least(
-        products=tiles * (case.head_dim + case.value_dim) // FRAGMENT,
-        bytes_read=heads * case.seqlen_q * case.head_dim * element + kv_bytes,
-        bytes_written=heads * case.seqlen_q * case.value_dim * element,
-        threadgroup_bytes=kv_bytes + num_blocks(case, FRAGMENT, 1) * width,
-        exponentials=num_blocks(case, 1, 1),
-        barriers=2,
-    )
-
-
-def kernels(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Kernel]:
-    """Ours on both paths, then the others. Nothing runs until a kernel's `run` is called."""
-    on_device = [x.to("mps") for x in (q, k, v)]
-    for path, family in FAMILIES.items():
-        simulator.set_gpu_family(family)
-        plan = torch_flash_mps.explain(*on_device, is_causal=case.causal)
-        assert plan["path"] == path, f"expected the {path} path, got {plan}"
-        yield Kernel(
-            f"ours, {path}", plan["block_q"], plan["block_k"], path,
-            lambda: torch.ops.flash_mps.attention(*on_device, is_causal=case.causal),
-        )
-    others = {"PyTorch": torch_prefill, "MLX": mlx_steel}
-    for name, call in others.items():
-        yield Kernel(name, *TILES[case.head_dim], "staged",
-                     lambda call=call: call(q, k, v, causal=case.causal))
-
-
-def measure(case: Case) -> list[Work]:
-    """Runs every kernel on one shape; raises AssertionError for a wrong result."""
-    q, k, v = (x.contiguous() for x in make_inputs(case).operands)
-    ref, _ = attention_ref(q, k, v, is_causal=case.causal)
-    lowp = attention_lowp(q, k, v, is_causal=case.causal)
-    works = []
-    with simulator.checks(True):
-        for kernel in kernels(case, q, k, v):
-            simulator.reset_counters()
-            out = kernel.run()
-            (counts,) = simulator.counters()
-            check(out, ref, lowp, case_id=f"{case.id} {kernel.name}")
-            works.append(Work(
-                kernel, case, least_work(case, kernel.block_q),
-                num_blocks(case, kernel.block_q, kernel.block_k),
-                num_blocks(case, FRAGMENT, kernel.block_k), counts,
-            ))
-    return works
-
-
-def broken_bars(works: list[Work]) -> list[str]:
-    """What ours on one shape do more of than they may, one sentence each."""
-    by_name = {work.kernel.name: work for work in works}
-    staged, direct = by_name["ours, staged"], by_name["ours, direct"]
-    broken = []
-
-    def bar(work: Work, what: str, found: float, most: float, least: float = 0) -> None:
-        if not least <= found <= most:
-            expected = f"{most:g}" if least == most else f"at most {most:g}"
-            broken.append(f"{work.case.id} {work.kernel.name}: expected {what} {expected}, "
-                          f"got {found:g}")
-
-    for work in (staged, direct):
-        products = work.counts["matrix_products"]
-        bar(work, "8x8 products", products,
-            1.05 * work.products_of(work.visible_blocks, work.kernel.block_q))
-        # Each simdgroup visits on its own: strips of 8 rows are the finest count of visits.
-        visited = products / work.products_of(1, FRAGMENT)
-        bar(work, "visited strips of 8 rows", visited, work.visible_strips, work.visible_strips)
-        written = work.least.bytes_written
-        bar(work, "device bytes written", work.counts["device_bytes_written"], written, written)
-    bar(staged, "barriers per visited K block", staged.barriers_per_block, 2)
-    bar(direct, "barriers per visited K block", direct.barriers_per_block, 0)
-    bar(staged, "device bytes read", staged.device_bytes_read,
-        by_name["PyTorch"].device_bytes_read)
-    bar(direct, "distinct bytes per threadgroup", direct.distinct_bytes,
-        staged.device_bytes_read / staged.counts["threadgroups"])
-    return broken
-
-
-HEADER = (
-    "shape", "kernel", "tile", "8×8 products", "device bytes read", "distinct per threadgroup",
-    "device bytes written", "threadgroup bytes", "barriers per K block", "exponentials",
-)
-
-
-def row(work: Work) -> tuple[str, ...]:
-    """One line of the table; in parentheses, the ratio to the least possible."""
-    counts, least, kernel = work.counts, work.least, work.kernel
-    blocks = -(-work.case.seqlen_q // kernel.block_q) * work.case.batch * work.case.num_heads_q
-
-    def ratio(found: float, fewest: float) -> str:
-        return f"{found:,.0f} ({found / fewest:.2f})"
-
-    return (
-        f"S {work.case.seqlen_q}, D {work.case.head_dim}, "
-        f"{'causal' if work.case.causal else 'dense'}",
-        kernel.name,
-        f"{kernel.block_q}×{kernel.block_k}",
-        ratio(counts["matrix_products"], least.products),
-        ratio(work.device_bytes_read, least.bytes_read),
-        ratio(work.distinct_bytes, least.bytes_read / blocks),
-        ratio(counts["device_bytes_written"], least.bytes_written),
-        ratio(work.threadgroup_bytes, least.threadgroup_bytes) if work.threadgroup_bytes else "0",
-        f"{work.barriers_per_block:.2f} ({work.barriers_per_block / least.barriers:.2f})"
-        if work.barriers_per_block else "0",
-        ratio(counts["exponentials"], least.exponentials),
-    )
-
-
-def markdown(works: list[Work]) -> str:
-    lines = [HEADER, ("---",) * 3 + ("---:",) * (len(HEADER) - 3), *map(row, works)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def work_section(op: str) -> tuple[str, list[str]]:
+    """The table of one op, and the bars that it breaks."""
+    counters = OPS[op]
+    rows, broken = [], []
+    for case in SHAPES:
+        print(f"{case.id} ...", file=sys.stderr)
+        works = counters.measure(case)
+        rows += [counters.row(work) for work in works]
+        broken += counters.broken_bars(works)
+    lines = table(counters.HEADER, rows, counters.NUM_NAMES)
+    return f"B 1, Hq 2, float16; {counters.versions()}\n\n{lines}", broken
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--op", choices=["fwd"], default="fwd")
-    parser.add_argument("--write", action="store_true", help="also put the table in README.md")
+    parser.add_argument("--op", choices=OPS, default="fwd")
+    parser.add_argument("--write", action="store_true", help="also put the tables in README.md")
     options = parser.parse_args()
-    works, broken = [], []
-    for case in SHAPES:
-        print(f"{case.id} ...", file=sys.stderr)
-        of_case = measure(case)
-        works += of_case
-        broken += broken_bars(of_case)
-    versions = f"torch {torch.__version__}, MLX {package_version('mlx-metal')}"
-    text = f"B 1, Hq 2, float16; {versions}\n\n{markdown(works)}\n"
-    print(text)
+    sections = {f"counters {options.op}": work_section(options.op)}
+    if options.op == "bwd":
+        sections["unfused"] = unfused.section()
+    print("\n\n".join(text for text, _ in sections.values()), end="\n\n")
+    broken = [sentence for _, of_section in sections.values() for sentence in of_section]
     print("\n".join(broken) or "Ours keep every bar.")
     if options.write and not broken:
-        rewrite_section("counters", f"`python benchmarks/counters.py --op {options.op}`: {text}")
+        for name, (text, _) in sections.items():
+            rewrite_section(name, f"`python benchmarks/counters.py --op {options.op}`: {text}")
     return 1 if broken else 0
 
 

@@ -1,5 +1,6 @@
 #include "attention_cpu.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
@@ -61,6 +62,60 @@ std::tuple<at::Tensor, at::Tensor> attention_cpu(const AttnProblem& problem, boo
     if (has_lse) lse.copy_((shift + at::log(l)).squeeze(-1));
   }
   return {restore_rank(problem, out), has_lse ? restore_rank(problem, lse) : lse};
+}
+
+AttnGradients attention_backward_cpu(const char* /*op*/, const AttnProblem& problem,
+                                     const at::Tensor& /*out*/, const at::Tensor& lse,
+                                     const at::Tensor& grad_out, const at::Tensor& grad_lse,
+                                     WantedGradients wanted) {
+  const int64_t batch = problem.batch, group = problem.group_size(), seqlen_q = problem.seqlen_q;
+  // [B, Hq, Sq, x] -> [B, Hkv, G·Sq, x]: the rows that read one KV head, below each other.
+  const auto gather = [&](const at::Tensor& tensor) {
+    return tensor.unflatten(1, {problem.num_heads_kv, group}).flatten(2, 3);
+  };
+  const auto gathered_rows = [&](const at::Tensor& tensor, int64_t width) {
+    const int64_t sizes[] = {batch, problem.num_heads_q, seqlen_q, width};
+    return gather(tensor.to(at::kFloat).reshape(sizes));
+  };
+  const at::Tensor row_lse = gathered_rows(lse, 1);
+  // What a pair without weight holds, NaN or not, must not meet its weight of 0.
+  const at::Tensor no_key = row_lse == -kInfinity;
+  const at::Tensor s = gather(scores(problem));
+  const at::Tensor hidden = s == -kInfinity;
+  const at::Tensor unseen = hidden.all(2).unsqueeze(-1);
+  const at::Tensor p = at::exp(s - row_lse.masked_fill(no_key, 0.0));
+  const at::Tensor grad_rows = gathered_rows(grad_out, problem.head_dim_v).masked_fill(no_key, 0.0);
+  AttnGradients gradients;
+  const auto store = [&](const at::Tensor& operand, const at::Tensor& gradient) {
+    return empty_gradient(problem, operand).copy_(at::sum_to(gradient, operand.sizes()));
+  };
+  if (wanted.value) {
+    gradients.value = store(problem.value, at::matmul(p.transpose(-1, -2), grad_rows));
+  }
+  const at::Tensor value = to_float(problem.value, batch);
+  const at::Tensor grad_p = at::matmul(grad_rows, value.transpose(-1, -2)).masked_fill(hidden, 0.0);
+  // Equal to rowsum(grad_out * out), but for the rounding of out.
+  at::Tensor delta = (p * grad_p).sum(-1, /*keepdim=*/true);
+  if (grad_lse.defined()) delta = delta - gathered_rows(grad_lse, 1);
+  const at::Tensor grad_s = (p * (grad_p - delta)).masked_fill(hidden, 0.0);
+  const auto scatter = [&](const at::Tensor& tensor) {
+    return tensor.unflatten(2, {group, seqlen_q}).flatten(1, 2);
+  };
+  if (wanted.query) {
+    const at::Tensor key = to_float(problem.key, batch).masked_fill(unseen, 0.0);
+    gradients.query =
+        store(problem.query, scatter(at::matmul(grad_s, key)) * problem.softmax_scale);
+  }
+  if (wanted.key) {
+    const at::Tensor query = gather(to_float(problem.query, batch)).masked_fill(no_key, 0.0);
+    gradients.key =
+        store(problem.key, at::matmul(grad_s.transpose(-1, -2), query) * problem.softmax_scale);
+  }
+  if (wanted.mask) {
+    gradients.mask = at::empty(problem.mask.sizes(), problem.mask.options());
+    gradients.mask.copy_(at::sum_to(scatter(grad_s), problem.mask.sizes()));
+  }
+  return gradients;
 }
 
 }  // namespace flash_mps

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 
 namespace flash_mps {
 
@@ -108,11 +107,6 @@ std::vector<int64_t> broadcast_leading(const char* op, const at::Tensor& query,
   return leading;
 }
 
-// Copies a tensor whose last dimension is not dense, and only that one.
-at::Tensor dense_rows(const at::Tensor& tensor) {
-  return tensor.size(-1) > 1 && tensor.stride(-1) != 1 ? tensor.contiguous() : tensor;
-}
-
 int64_t common_batch(const AttnProblem& problem) {
   for (const at::Tensor* tensor : {&problem.query, &problem.key, &problem.value}) {
     if (tensor->size(0) != 1) return tensor->size(0);
@@ -188,20 +182,35 @@ void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
   }
 }
 
-// 0 where the dimension broadcasts.
+// An uninitialised 4-D tensor without gaps, in [B, S, H, D] or [B, H, S, D] order.
+at::Tensor empty_dense(at::IntArrayRef sizes, bool is_bshd, const at::TensorOptions& options) {
+  // As PyTorch does, a dimension without elements counts as 1.
+  const auto extent = [&](int dim) { return std::max<int64_t>(sizes[dim], 1); };
+  const int64_t strides[] = {
+      extent(1) * extent(2) * extent(3),
+      is_bshd ? extent(3) : extent(2) * extent(3),
+      is_bshd ? extent(1) * extent(3) : extent(3),
+      1,
+  };
+  return at::empty_strided(sizes, strides, options);
+}
+
+}  // namespace
+
+at::Tensor dense_rows(const at::Tensor& tensor) {
+  return tensor.size(-1) > 1 && tensor.stride(-1) != 1 ? tensor.contiguous() : tensor;
+}
+
 int64_t stride_or_broadcast(const at::Tensor& tensor, int64_t dim) {
   return tensor.size(dim) == 1 ? 0 : tensor.stride(dim);
 }
 
-// Whether every row starts on 16 bytes and is a multiple of 16 bytes long.
-bool is_wide(const at::Tensor& tensor) {
+bool has_wide_rows(const at::Tensor& tensor) {
   const auto bytes = static_cast<int64_t>(tensor.element_size());
   int64_t remainder = tensor.storage_offset() * bytes | tensor.size(3) * bytes;
   for (int64_t dim = 0; dim < 3; ++dim) remainder |= stride_or_broadcast(tensor, dim) * bytes;
   return remainder % kWideBytes == 0;
 }
-
-}  // namespace
 
 AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tensor& key,
                          const at::Tensor& value, const AttnOptions& options) {
@@ -238,19 +247,47 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   return problem;
 }
 
+void check_results(const char* op, const AttnProblem& problem, const at::Tensor& out,
+                   const at::Tensor& lse, const at::Tensor& grad_out, const at::Tensor& grad_lse) {
+  std::vector<int64_t> rows = problem.leading_shape;
+  if (!problem.has_own_rank) rows = {problem.batch, problem.num_heads_q};
+  rows.push_back(problem.seqlen_q);
+  std::vector<int64_t> outputs = rows;
+  outputs.push_back(problem.head_dim_v);
+  const auto judge = [&](const char* operand, const at::Tensor& tensor, at::IntArrayRef sizes,
+                         at::ScalarType type) {
+    FLASH_MPS_CHECK(tensor.sizes() == sizes, c10::str(operand, " of shape ", sizes),
+                    tensor.sizes());
+    FLASH_MPS_CHECK(tensor.scalar_type() == type, c10::str(operand, " of dtype ", type),
+                    tensor.scalar_type());
+    FLASH_MPS_CHECK(tensor.device() == problem.query.device(),
+                    c10::str(operand, " on the device of query, ", problem.query.device()),
+                    tensor.device());
+  };
+  judge("grad_out", grad_out, outputs, problem.query.scalar_type());
+  if (grad_lse.defined()) judge("grad_lse", grad_lse, rows, at::kFloat);
+  judge("out", out, outputs, problem.query.scalar_type());
+  judge("lse", lse, rows, at::kFloat);
+}
+
+AttnProblem without_empty_head_dims(const AttnProblem& problem) {
+  AttnProblem padded = problem;
+  if (problem.head_dim == 0) {
+    padded.query = at::constant_pad_nd(problem.query, {0, 1});
+    padded.key = at::constant_pad_nd(problem.key, {0, 1});
+    padded.head_dim = 1;
+  }
+  if (problem.head_dim_v == 0) {
+    padded.value = at::constant_pad_nd(problem.value, {0, 1});
+    padded.head_dim_v = 1;
+  }
+  return padded;
+}
+
 at::Tensor empty_out(const AttnProblem& problem) {
   const int64_t sizes[] = {problem.batch, problem.num_heads_q, problem.seqlen_q,
                            problem.head_dim_v};
-  // As PyTorch does, a dimension without elements counts as 1.
-  const auto extent = [&](int dim) { return std::max<int64_t>(sizes[dim], 1); };
-  const bool is_bshd = problem.is_bshd;
-  const int64_t strides[] = {
-      extent(1) * extent(2) * extent(3),
-      is_bshd ? extent(3) : extent(2) * extent(3),
-      is_bshd ? extent(1) * extent(3) : extent(3),
-      1,
-  };
-  return at::empty_strided(sizes, strides, problem.query.options());
+  return empty_dense(sizes, problem.is_bshd, problem.query.options());
 }
 
 at::Tensor empty_lse(const AttnProblem& problem) {
@@ -258,11 +295,26 @@ at::Tensor empty_lse(const AttnProblem& problem) {
   return at::empty(sizes, problem.query.options().dtype(at::kFloat));
 }
 
+at::Tensor empty_gradient(const AttnProblem& problem, const at::Tensor& operand) {
+  const bool is_bshd = !problem.has_own_rank && operand.stride(1) < operand.stride(2);
+  return empty_dense(operand.sizes(), is_bshd, operand.options());
+}
+
 at::Tensor restore_rank(const AttnProblem& problem, const at::Tensor& result) {
   if (!problem.has_own_rank) return result;
   std::vector<int64_t> sizes = problem.leading_shape;
   sizes.insert(sizes.end(), result.sizes().begin() + 2, result.sizes().end());
   return result.view(sizes);
+}
+
+at::Tensor restore_operand(const AttnProblem& problem, const at::Tensor& gradient,
+                           const at::Tensor& input) {
+  if (gradient.sizes() == input.sizes()) return gradient;
+  at::Tensor result = gradient;
+  const auto leading = at::IntArrayRef(problem.leading_shape);
+  if (problem.has_own_rank && leading.size() == 1) result = result.squeeze(1);
+  if (leading.size() > 2) result = result.unflatten(0, leading.slice(0, leading.size() - 1));
+  return at::sum_to(result, input.sizes());
 }
 
 AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
@@ -300,9 +352,9 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .band_end = problem.is_causal
                       ? static_cast<int32_t>(std::min(problem.causal_offset + 1, problem.seqlen_k))
                       : seqlen_k,
-      .k_is_wide = is_wide(k),
-      .v_is_wide = is_wide(v),
-      .softmax_scale_log2 = static_cast<float>(problem.softmax_scale * std::numbers::log2e),
+      .k_is_wide = has_wide_rows(k),
+      .v_is_wide = has_wide_rows(v),
+      .softmax_scale = static_cast<float>(problem.softmax_scale),
   };
 }
 

@@ -52,14 +52,41 @@ struct AttnProblem {
 AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tensor& key,
                          const at::Tensor& value, const AttnOptions& options);
 
+// Throws likewise unless `out` and `lse` could be results of the problem, and the others their
+// gradients; an undefined grad_lse is zero.
+void check_results(const char* op, const AttnProblem& problem, const at::Tensor& out,
+                   const at::Tensor& lse, const at::Tensor& grad_out, const at::Tensor& grad_lse);
+
+// Copies a tensor whose last dimension is not dense, and only that one.
+at::Tensor dense_rows(const at::Tensor& tensor);
+
+// The stride of a dimension, 0 where it has one element and may broadcast.
+int64_t stride_or_broadcast(const at::Tensor& tensor, int64_t dim);
+
+// Whether every row of a [B, H, S, D] tensor starts on 16 bytes and is a multiple of 16 bytes long.
+bool has_wide_rows(const at::Tensor& tensor);
+
+// The problem with one column of zeros in place of each head dimension of size 0: the same scores, from
+// tensors that have a buffer.
+AttnProblem without_empty_head_dims(const AttnProblem& problem);
+
 // An uninitialised [B, Hq, Sq, Dv] tensor laid out in memory like query: [B, S, H, D] order when
 // query has it, [B, H, S, D] otherwise.
 at::Tensor empty_out(const AttnProblem& problem);
 // Uninitialised float32 [B, Hq, Sq].
 at::Tensor empty_lse(const AttnProblem& problem);
 
+// Uninitialised, of the shape and dtype of `operand`, which is a tensor of the problem, and laid out
+// in memory like it: [B, S, H, D] order when it has it, [B, H, S, D] otherwise.
+at::Tensor empty_gradient(const AttnProblem& problem, const at::Tensor& operand);
+
 // [B, Hq, ...] -> [leading dimensions of the caller ..., ...]
 at::Tensor restore_rank(const AttnProblem& problem, const at::Tensor& result);
+
+// The gradient of a tensor of the problem, or of one expanded to the problem's batch -> the gradient
+// of the caller's `input`: its rank, summed where it was broadcast.
+at::Tensor restore_operand(const AttnProblem& problem, const at::Tensor& gradient,
+                           const at::Tensor& input);
 
 AttnParams make_params(const AttnProblem& problem, const at::Tensor& out);
 

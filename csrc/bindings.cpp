@@ -7,6 +7,7 @@
 #include "device.h"
 #include "flash_fwd.h"
 #include "metal_sources.h"
+#include "sdpa.h"
 #include "tiling.h"
 
 namespace flash_mps {
@@ -30,6 +31,7 @@ const char* family_name(GpuFamily family) {
 
 py::dict describe(const Tiling& tiling) {
   py::dict row;
+  row["op"] = op_name(tiling.op);
   row["family"] = family_name(tiling.family);
   row["element_bytes"] = tiling.element_bytes;
   row["max_head_dim"] = tiling.max_head_dim;
@@ -37,7 +39,7 @@ py::dict describe(const Tiling& tiling) {
   row["block_k"] = tiling.block_k;
   row["num_simdgroups"] = tiling.num_simdgroups();
   row["path"] = path_name(tiling.path);
-  row["q_home"] = tiling.q_home == QHome::Registers ? "registers" : "device";
+  row["home"] = tiling.home == OperandHome::Registers ? "registers" : "device";
   return row;
 }
 
@@ -96,7 +98,7 @@ py::dict params_layout() {
   FLASH_MPS_OFFSET(num_heads_q);
   FLASH_MPS_OFFSET(head_dim_v);
   FLASH_MPS_OFFSET(band_end);
-  FLASH_MPS_OFFSET(softmax_scale_log2);
+  FLASH_MPS_OFFSET(softmax_scale);
 #undef FLASH_MPS_OFFSET
   return layout;
 }
@@ -108,10 +110,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_name", [] { return device() ? device()->name() : std::string(); });
   m.def("gpu_family", [] { return device() ? device()->gpu_family() : 0; });
   m.def("params_layout", &params_layout);
+  m.def("enable_sdpa", &enable_sdpa);
+  m.def("disable_sdpa", &disable_sdpa);
   m.def("metal_source", [](const std::string& name) { return metal_source(name); });
-  m.def("flash_fwd_tilings", [] {
+  m.def("tilings", [] {
     py::list rows;
-    for (const Tiling& tiling : flash_fwd_tilings()) rows.append(describe(tiling));
+    for (const Tiling& tiling : tilings()) rows.append(describe(tiling));
     return rows;
   });
 }

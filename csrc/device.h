@@ -46,6 +46,7 @@ struct Launch {
   uint32_t params_slot;
   Size3 grid;  // threadgroups
   uint32_t threads;  // per threadgroup
+  bool reads_earlier_launches = false;  // of the same encoder: ordered by a barrier
 };
 
 class Device {

@@ -74,6 +74,7 @@ PipelineResult build(id<MTLDevice> device, const KernelSource& source) {
 }
 
 void encode(id<MTLComputeCommandEncoder> encoder, const Launch& launch) {
+  if (launch.reads_earlier_launches) [encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
   [encoder setComputePipelineState:(id<MTLComputePipelineState>)launch.pipeline];
   for (const Binding& binding : launch.bindings) {
     [encoder setBuffer:(id<MTLBuffer>)binding.buffer

@@ -11,7 +11,7 @@ namespace flash_mps {
 
 // How a problem would run.
 struct FlashFwdPlan {
-  FlashFwdKey key;
+  KernelKey key;
   int64_t num_q_blocks;
   int64_t q_blocks_per_dispatch;
 

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "../metal/attn_params.h"
+#include "../metal/instances.h"
 #include "metal_sources.h"
 
 namespace flash_mps {
@@ -20,6 +21,17 @@ const char* msl_type(ElementType type) {
 }
 
 }  // namespace
+
+const char* op_name(Op op) {
+  switch (op) {
+    case Op::FlashBwdDelta: return "flash_bwd_delta";
+    case Op::FlashBwdDq: return "flash_bwd_dq";
+    case Op::FlashBwdDkv: return "flash_bwd_dkv";
+    case Op::FlashBwdDmask: return "flash_bwd_dmask";
+    case Op::FlashFwd: break;
+  }
+  return "flash_fwd";
+}
 
 int element_bytes(ElementType type) {
   return type == ElementType::Float32 ? 4 : 2;
@@ -38,31 +50,41 @@ int instance_head_dim(int64_t head_dim) {
   return static_cast<int>(std::max<int64_t>(8, (head_dim + 7) / 8 * 8));
 }
 
-uint64_t FlashFwdKey::cache_key() const {
-  const auto row = static_cast<uint64_t>(tiling - flash_fwd_tilings().data());
+uint64_t KernelKey::cache_key() const {
+  const auto row = tiling != nullptr ? static_cast<uint64_t>(tiling - tilings().data()) : 0;
   return row | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(mask_kind) << 12 |
          static_cast<uint64_t>(has_lse) << 16 | static_cast<uint64_t>(head_dim) << 20 |
-         static_cast<uint64_t>(head_dim_v) << 36;
+         static_cast<uint64_t>(head_dim_v) << 36 | static_cast<uint64_t>(op) << 52;
 }
 
-std::string FlashFwdKey::name() const {
+std::string KernelKey::name() const {
   std::ostringstream out;
-  out << "flash_fwd_" << element_name(type) << "_d" << head_dim;
+  out << op_name(op) << "_" << element_name(type);
+  if (head_dim != 0) out << "_d" << head_dim;
   if (head_dim_v != head_dim) out << "_dv" << head_dim_v;
+  if (op == Op::FlashBwdDmask && mask_kind == kFloatMask) out << "_f32mask";
+  if (tiling == nullptr) return out.str();
   out << "_bq" << tiling->block_q << "_bk" << tiling->block_k << "_sg" << tiling->num_simdgroups();
   if (tiling->path == OperandPath::Direct) out << "_direct";
-  if (tiling->q_home == QHome::Device) out << "_qdevice";
+  if (tiling->home == OperandHome::Device) out << "_reread";
   return out.str();
 }
 
-KernelSource FlashFwdKey::source() const {
+KernelSource KernelKey::source() const {
   std::ostringstream function;
-  function << "flash_mps::flash_fwd<" << msl_type(type) << ", " << head_dim << ", " << head_dim_v
-           << ", " << tiling->block_q << ", " << tiling->block_k << ", "
-           << (tiling->path == OperandPath::Staged) << ", " << (tiling->q_home == QHome::Registers)
-           << ">";
+  function << "flash_mps::" << op_name(op) << "<" << msl_type(type);
+  if (op == Op::FlashBwdDmask) {
+    function << ", " << msl_type(mask_kind == kFloatMask ? ElementType::Float32 : type) << ", "
+             << head_dim << ", " << head_dim_v << ", " << FLASH_BWD_DMASK_BLOCK_K;
+  } else if (tiling != nullptr) {
+    function << ", " << head_dim << ", " << head_dim_v << ", " << tiling->block_q << ", "
+             << tiling->block_k << ", " << (tiling->path == OperandPath::Staged) << ", "
+             << (tiling->home == OperandHome::Registers);
+    if (op == Op::FlashBwdDkv) function << ", " << FLASH_BWD_DKV_COLUMNS;
+  }
+  function << ">";
   std::ostringstream msl;
-  msl << metal_source("flash_fwd") << "template [[host_name(\"" << name()
+  msl << metal_source(op_name(op)) << "template [[host_name(\"" << name()
       << "\")]] [[kernel]] decltype(" << function.str() << ") " << function.str() << ";\n";
   return {
       .name = name(),

@@ -13,18 +13,21 @@ enum class ElementType { Float32, Float16, BFloat16 };
 
 int element_bytes(ElementType type);
 const char* element_name(ElementType type);  // f32, f16, bf16
+// The name of an op's file in metal/ and of its kernel.
+const char* op_name(Op op);
 
-struct FlashFwdKey {
+struct KernelKey {
+  Op op;
   ElementType type;
-  int head_dim;  // rounded up to a multiple of 8
-  int head_dim_v;  // the same
-  int mask_kind;  // MaskKind
-  bool has_lse;
-  const Tiling* tiling;
+  int head_dim = 0;  // rounded up to a multiple of 8
+  int head_dim_v = 0;  // the same
+  int mask_kind = 0;  // MaskKind
+  bool has_lse = false;  // flash_fwd: writes lse; flash_bwd_delta: reads its gradient
+  const Tiling* tiling = nullptr;  // null for an op without rows in the table
 
   // Distinct for distinct keys; no string is built to make it.
   uint64_t cache_key() const;
-  // e.g. flash_fwd_f16_d128_bq32_bk16_sg4, with _dv<n> when it differs, _direct, _qdevice
+  // e.g. flash_fwd_f16_d128_bq32_bk16_sg4, with _dv<n> when it differs, _direct, _reread
   std::string name() const;
   KernelSource source() const;
 };

@@ -1,33 +1,28 @@
 // Schemas of flash_mps and what runs at each dispatch key. The only TORCH_LIBRARY.
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
+#include "ops.h"
+
+#include <ATen/Functions.h>
 #include <torch/library.h>
 
 #include "attention_cpu.h"
 #include "attn_args.h"
+#include "flash_bwd.h"
 #include "flash_fwd.h"
 
 namespace flash_mps {
 
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-
-#define FLASH_MPS_PARAMETERS                                                                   \
-  const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,                     \
-      const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                       \
-      std::optional<double> scale, bool enable_gqa, int64_t window_left, int64_t window_right, \
-      double softcap, const OptionalTensor &alibi_slopes, const OptionalTensor &sinks
-#define FLASH_MPS_ARGUMENTS                                                           \
-  query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, \
-      window_right, softcap, alibi_slopes, sinks
 #define FLASH_MPS_SCHEMA                                                                    \
   "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "  \
   "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
   "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None)"
+#define FLASH_MPS_BACKWARD_SCHEMA                                                             \
+  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "  \
+  "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
+  "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
+  "Tensor? sinks, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
 
 AttnProblem check(const char* op, FLASH_MPS_PARAMETERS) {
   return check_inputs(op, query, key, value,
@@ -45,6 +40,7 @@ AttnProblem check(const char* op, FLASH_MPS_PARAMETERS) {
 
 constexpr const char* kAttention = "attention";
 constexpr const char* kAttentionWithLse = "attention_with_lse";
+constexpr const char* kAttentionBackward = "attention_backward";
 
 at::Tensor attention_mps(FLASH_MPS_PARAMETERS) {
   return std::get<0>(flash_fwd(kAttention, check(kAttention, FLASH_MPS_ARGUMENTS), false));
@@ -62,41 +58,32 @@ TensorPair attention_with_lse_on_cpu(FLASH_MPS_PARAMETERS) {
   return attention_cpu(check(kAttentionWithLse, FLASH_MPS_ARGUMENTS), true);
 }
 
-// There is no backward yet: an output that silently carried no gradient would be worse than an error.
-void refuse_gradients(const char* op, const at::Tensor& query, const at::Tensor& key,
-                      const at::Tensor& value, const OptionalTensor& attn_mask,
-                      const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
-  if (!at::GradMode::is_enabled()) return;
-  const auto refuse = [&](const char* operand, const at::Tensor& tensor) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !tensor.requires_grad(), "flash_mps::", op, ": expected ", operand,
-        " without requires_grad, got requires_grad=True; gradients are not supported yet (call it "
-        "under torch.no_grad())");
+using BackwardKernel = AttnGradients(const char* op, const AttnProblem& problem,
+                                     const at::Tensor& out, const at::Tensor& lse,
+                                     const at::Tensor& grad_out, const at::Tensor& grad_lse,
+                                     WantedGradients wanted);
+
+template <BackwardKernel& KERNEL>
+FourTensors attention_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
+  // Backward may run under autocast, which must not reach the torch ops in here.
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+  const AttnProblem problem = check(kAttentionBackward, FLASH_MPS_ARGUMENTS);
+  const at::Tensor grad_lse_or_none = grad_lse.value_or(at::Tensor());
+  check_results(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none);
+  const auto [wants_query, wants_key, wants_value, wants_mask] = output_mask;
+  const bool has_float_mask = problem.mask_kind != kNoMask && problem.mask_kind != kBoolMask;
+  TORCH_CHECK(has_float_mask || !wants_mask, "flash_mps::", kAttentionBackward,
+              ": expected a float attn_mask where its gradient is asked for, got ",
+              attn_mask.has_value() ? "a bool one" : "none");
+  const AttnGradients gradients =
+      KERNEL(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none,
+             {.query = wants_query, .key = wants_key, .value = wants_value, .mask = wants_mask});
+  const auto result = [&](bool wanted, const at::Tensor& gradient, const OptionalTensor& input) {
+    return wanted ? restore_operand(problem, gradient, *input) : at::empty({0}, query.options());
   };
-  refuse("query", query);
-  refuse("key", key);
-  refuse("value", value);
-  if (attn_mask.has_value()) refuse("attn_mask", *attn_mask);
-  if (alibi_slopes.has_value()) refuse("alibi_slopes", *alibi_slopes);
-  if (sinks.has_value()) refuse("sinks", *sinks);
-}
-
-at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("flash_mps::attention", "")
-                             .typed<decltype(attention_mps)>();
-  refuse_gradients(kAttention, query, key, value, attn_mask, alibi_slopes, sinks);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(FLASH_MPS_ARGUMENTS);
-}
-
-TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("flash_mps::attention_with_lse", "")
-                             .typed<decltype(attention_with_lse_mps)>();
-  refuse_gradients(kAttentionWithLse, query, key, value, attn_mask, alibi_slopes, sinks);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(FLASH_MPS_ARGUMENTS);
+  return {result(wants_query, gradients.query, query), result(wants_key, gradients.key, key),
+          result(wants_value, gradients.value, value),
+          result(wants_mask, gradients.mask, attn_mask)};
 }
 
 }  // namespace
@@ -105,21 +92,35 @@ TORCH_LIBRARY(flash_mps, m) {
   m.set_python_module("torch_flash_mps._ops");
   m.def("attention" FLASH_MPS_SCHEMA " -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("attention_with_lse" FLASH_MPS_SCHEMA " -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
+  m.def("attention_backward" FLASH_MPS_BACKWARD_SCHEMA, {at::Tag::pt2_compliant_tag});
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {
   m.impl("attention", attention_mps);
   m.impl("attention_with_lse", attention_with_lse_mps);
+  m.impl("attention_backward", attention_backward<flash_bwd>);
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, CPU, m) {
   m.impl("attention", attention_on_cpu);
   m.impl("attention_with_lse", attention_with_lse_on_cpu);
+  m.impl("attention_backward", attention_backward<attention_backward_cpu>);
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, Autograd, m) {
   m.impl("attention", attention_autograd);
   m.impl("attention_with_lse", attention_with_lse_autograd);
+  m.impl("attention_backward", attention_backward_autograd);
+}
+
+TORCH_LIBRARY_IMPL(flash_mps, AutocastMPS, m) {
+  m.impl("attention", attention_autocast<at::kMPS>);
+  m.impl("attention_with_lse", attention_with_lse_autocast<at::kMPS>);
+}
+
+TORCH_LIBRARY_IMPL(flash_mps, AutocastCPU, m) {
+  m.impl("attention", attention_autocast<at::kCPU>);
+  m.impl("attention_with_lse", attention_with_lse_autocast<at::kCPU>);
 }
 
 }  // namespace flash_mps

@@ -8,15 +8,21 @@ namespace flash_mps {
 
 namespace {
 
-#define FLASH_MPS_TILING(family, bytes, head_dim, block_q, block_k, path, q_home) \
-  Tiling{GpuFamily::family, bytes, head_dim, block_q, block_k, OperandPath::path, QHome::q_home},
+#define FLASH_MPS_ROW(op, family, bytes, head_dim, block_q, block_k, path, home)                 \
+  Tiling{                                                                                        \
+      Op::op,           GpuFamily::family, bytes, head_dim, block_q, block_k, OperandPath::path, \
+      OperandHome::home},
+#define FLASH_MPS_FWD(...) FLASH_MPS_ROW(FlashFwd, __VA_ARGS__)
+#define FLASH_MPS_DQ(...) FLASH_MPS_ROW(FlashBwdDq, __VA_ARGS__)
+#define FLASH_MPS_DKV(...) FLASH_MPS_ROW(FlashBwdDkv, __VA_ARGS__)
 
-constexpr Tiling kFlashFwd[] = {FLASH_FWD_INSTANCES(FLASH_MPS_TILING)};
+constexpr Tiling kTilings[] = {FLASH_FWD_INSTANCES(FLASH_MPS_FWD) FLASH_BWD_DQ_INSTANCES(
+    FLASH_MPS_DQ) FLASH_BWD_DKV_INSTANCES(FLASH_MPS_DKV)};
 
 }  // namespace
 
-std::span<const Tiling> flash_fwd_tilings() {
-  return kFlashFwd;
+std::span<const Tiling> tilings() {
+  return kTilings;
 }
 
 GpuFamily tuned_family(int apple_family) {
@@ -25,13 +31,17 @@ GpuFamily tuned_family(int apple_family) {
   return GpuFamily::Apple7;
 }
 
-const Tiling* choose_flash_fwd(GpuFamily family, int element_bytes, int head_dim, int head_dim_v) {
+const Tiling* choose(Op op, GpuFamily family, int element_bytes, int head_dim, int head_dim_v) {
   const int needed = std::max(head_dim, head_dim_v);
-  const auto* row = std::ranges::find_if(kFlashFwd, [&](const Tiling& tiling) {
-    return tiling.family == family && tiling.element_bytes == element_bytes &&
+  const auto* row = std::ranges::find_if(kTilings, [&](const Tiling& tiling) {
+    return tiling.op == op && tiling.family == family && tiling.element_bytes == element_bytes &&
            tiling.max_head_dim >= needed;
   });
-  return row == std::end(kFlashFwd) ? nullptr : row;
+  return row == std::end(kTilings) ? nullptr : row;
+}
+
+int max_head_dim() {
+  return std::ranges::max(kTilings, {}, &Tiling::max_head_dim).max_head_dim;
 }
 
 }  // namespace flash_mps

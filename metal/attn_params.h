@@ -30,10 +30,27 @@ struct AttnParams {
   int32_t band_begin;           // query i sees keys i + band_begin <= j < i + band_end,
   int32_t band_end;             //   causal masks, windows and their absence alike
   int32_t k_is_wide, v_is_wide;  // every row starts on 16 bytes and is a multiple of 16 bytes long
-  float softmax_scale_log2;  // scale * log2(e): scores are kept in base 2
+  float softmax_scale;
 };
 
 #define FLASH_MPS_ATTN_PARAMS_SIZE 176
+
+// Of the backward kernels. Gradients and lse, delta [B, Hq, Sq] are those of all query heads and batch
+// entries; dK and dV have the shapes of key and value.
+struct AttnBwdParams {
+  AttnParams fwd;  // out_stride_* are those of out
+  int64_t dout_stride_b, dout_stride_h, dout_stride_s, dout_stride_d;
+  int64_t dq_stride_b, dq_stride_h, dq_stride_s;
+  int64_t dk_stride_b, dk_stride_h, dk_stride_s;
+  int64_t dv_stride_b, dv_stride_h, dv_stride_s;
+  int64_t dmask_stride_b, dmask_stride_h, dmask_stride_q;  // 0 where it broadcasts
+
+  int32_t batch;
+  int32_t first_k_block;  // of this dispatch
+  int32_t q_is_wide, dout_is_wide;
+};
+
+#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 320
 
 enum AttnBuffer {
   kQueryBuffer = 0,
@@ -43,6 +60,14 @@ enum AttnBuffer {
   kLseBuffer = 4,
   kParamsBuffer = 5,
   kMaskBuffer = 6,
+  // backward
+  kDeltaBuffer = 7,
+  kDOutBuffer = 8,
+  kDLseBuffer = 9,
+  kDQueryBuffer = 10,
+  kDKeyBuffer = 11,
+  kDValueBuffer = 12,
+  kDMaskBuffer = 13,
 };
 
 enum AttnConstant {
@@ -59,5 +84,7 @@ enum MaskKind {
 };
 
 static_assert(sizeof(AttnParams) == FLASH_MPS_ATTN_PARAMS_SIZE, "AttnParams: layout changed");
+static_assert(
+    sizeof(AttnBwdParams) == FLASH_MPS_ATTN_BWD_PARAMS_SIZE, "AttnBwdParams: layout changed");
 
 }  // namespace flash_mps

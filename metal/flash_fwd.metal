@@ -1,5 +1,5 @@
 // flash_fwd: out = softmax(Q Kᵀ · scale + mask) V, and lse on request (Dao 2023, "FlashAttention-2",
-// algorithm 1; softmax in base 2).
+// algorithm 1).
 //
 //   load Q                              rows of one simdgroup
 //   m = -inf, l = 0, O = 0
@@ -7,9 +7,9 @@
 //     [stage K, V]                      Staged path only
 //     S = Q Kᵀ
 //     S = score_fwd(S); hide keys
-//     m' = max(m, rowmax S); P = exp2(S - m'); l = l·exp2(m - m') + rowsum P
-//     O = O·exp2(m - m') + P V
-//   out = O / l; lse = (m + log2 l)·ln 2
+//     m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P
+//     O = O·exp(m - m') + P V
+//   out = O / l; lse = m + log l
 //
 // Grid: (query blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
 // Threadgroup memory: Staged BK · (D + DV + 2 pads of 16 bytes) · sizeof(T); Direct none.
@@ -64,7 +64,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   const int first_row = block_first + int(simdgroup_idx) * kFragment;
   const int last_row = metal::min(first_row + kFragment, params.seqlen_q) - 1;
   const int rows = last_row - first_row + 1;
-  const int q_idx = first_row + at.row;
   const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
                            first_row * params.q_stride_s;
   const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
@@ -74,12 +73,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   // Load Q.
   Strip<T, Q_IN_REGISTERS ? D / kFragment : 1> Q;
   if (Q_IN_REGISTERS) {
-    FLASH_MPS_UNROLL
-    for (int d = 0; d < D; d += kFragment) {
-      load_fragment(
-          Q.fragments[d / kFragment], Q_rows + d, params.q_stride_s, rows, params.head_dim - d,
-          lane);
-    }
+    load_strip(Q, Q_rows, params.q_stride_s, rows, params.head_dim, lane);
   }
 
   // m = -inf, l = 0, O = 0
@@ -87,9 +81,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   Strip<float, DV / kFragment> O;
   fill(O, 0.0f);
 
-  const KeyRange block_keys = keys_seen_by_any(params, block_first, block_last);
-  const KeyRange any_keys = keys_seen_by_any(params, first_row, last_row);
-  const KeyRange all_keys = keys_seen_by_all(params, first_row, last_row);
+  const IndexRange block_keys = keys_seen_by_any(params, block_first, block_last);
+  const IndexRange any_keys = keys_seen_by_any(params, first_row, last_row);
+  const IndexRange all_keys = keys_seen_by_all(params, first_row, last_row);
   for (int k_start = block_keys.begin / BK * BK; k_start < block_keys.end; k_start += BK) {
     const int keys = metal::min(BK, params.seqlen_k - k_start);
     const device T* K_rows = K_head + k_start * params.k_stride_s;
@@ -126,18 +120,18 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     }
 
     // S = score_fwd(S); hide keys
-    score_fwd<T>(S, params, plane, q_idx, k_start, at);
+    score_fwd<T, false>(S, params, plane, first_row, k_start, at);
     const bool has_hidden_keys =
         has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility(S, params, plane, q_idx, k_start, at);
+      seen = apply_visibility<false>(S, params, plane, first_row, k_start, at);
     }
 
-    // m' = max(m, rowmax S); P = exp2(S - m'); l = l·exp2(m - m') + rowsum P
+    // m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P
     const float rescale = softmax_update(state, S);
 
-    // O = O·exp2(m - m') + P V
+    // O = O·exp(m - m') + P V
     FLASH_MPS_UNROLL
     for (int d = 0; d < DV; d += kFragment) {
       thread Fragment<float>& O_fragment = O.fragments[d / kFragment];
@@ -151,21 +145,15 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     }
   }
 
-  // out = O / l; lse = (m + log2 l)·ln 2
+  // out = O / l; lse = m + log l
   softmax_finalise(state);
-  const float normaliser = softmax_normaliser(state);
   device T* out_rows = out + batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
                        first_row * params.out_stride_s;
-  FLASH_MPS_UNROLL
-  for (int d = 0; d < DV; d += kFragment) {
-    elements(O.fragments[d / kFragment]) *= normaliser;
-    store_fragment(
-        O.fragments[d / kFragment], out_rows + d, params.out_stride_s, rows, params.head_dim_v - d,
-        lane);
-  }
+  store_strip(
+      O, softmax_normaliser(state), out_rows, params.out_stride_s, rows, params.head_dim_v, lane);
   if (has_lse && at.column == 0 && at.row < rows) {
     const int64_t head = int64_t(batch_idx) * params.num_heads_q + head_idx;
-    lse[head * params.seqlen_q + q_idx] = softmax_lse(state);
+    lse[head * params.seqlen_q + first_row + at.row] = softmax_lse(state);
   }
 }
 

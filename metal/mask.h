@@ -10,30 +10,62 @@ namespace flash_mps {
 constant int mask_kind [[function_constant(kMaskKindConstant)]];
 constant bool has_mask = mask_kind != kNoMask;
 
-// Keys begin <= j < end.
-struct KeyRange {
+// Keys or queries: begin <= index < end.
+struct IndexRange {
   int begin;
   int end;
 };
 
 // Keys that at least one of the queries first ... last sees.
-inline KeyRange keys_seen_by_any(constant AttnParams& params, int first, int last) {
-  KeyRange keys;
+inline IndexRange keys_seen_by_any(constant AttnParams& params, int first, int last) {
+  IndexRange keys;
   keys.begin = metal::max(0, metal::min(params.seqlen_k, first + params.band_begin));
   keys.end = metal::max(0, metal::min(params.seqlen_k, last + params.band_end));
   return keys;
 }
 
 // Keys that every one of the queries first ... last sees.
-inline KeyRange keys_seen_by_all(constant AttnParams& params, int first, int last) {
-  KeyRange keys;
+inline IndexRange keys_seen_by_all(constant AttnParams& params, int first, int last) {
+  IndexRange keys;
   keys.begin = metal::max(0, metal::min(params.seqlen_k, last + params.band_begin));
   keys.end = metal::max(0, metal::min(params.seqlen_k, first + params.band_end));
   return keys;
 }
 
-inline int64_t mask_offset(constant AttnParams& params, int q_idx, int k_idx) {
-  return q_idx * params.mask_stride_q + k_idx * params.mask_stride_k;
+// Queries that see at least one of the keys first ... last.
+inline IndexRange queries_that_see_any(constant AttnParams& params, int first, int last) {
+  IndexRange queries;
+  queries.begin = metal::max(0, first - params.band_end + 1);
+  queries.end = metal::min(params.seqlen_q, last - params.band_begin + 1);
+  return queries;
+}
+
+// Queries that see every one of the keys first ... last.
+inline IndexRange queries_that_see_all(constant AttnParams& params, int first, int last) {
+  IndexRange queries;
+  queries.begin = metal::max(0, last - params.band_end + 1);
+  queries.end = metal::min(params.seqlen_q, first - params.band_begin + 1);
+  return queries;
+}
+
+// A strip lies either as in S, rows are queries, or as in its transpose, rows are keys. The pair of
+// element i of fragment j that this lane holds, for a strip whose first query and key are given.
+struct ScorePosition {
+  int q_idx;
+  int k_idx;
+};
+
+template <bool TRANSPOSED>
+inline ScorePosition score_position(int q_start, int k_start, LanePosition at, int j, int i) {
+  const int column = j * kFragment + at.column + i;
+  ScorePosition position;
+  position.q_idx = q_start + (TRANSPOSED ? column : at.row);
+  position.k_idx = k_start + (TRANSPOSED ? at.row : column);
+  return position;
+}
+
+inline int64_t mask_offset(constant AttnParams& params, ScorePosition position) {
+  return position.q_idx * params.mask_stride_q + position.k_idx * params.mask_stride_k;
 }
 
 // First byte of one batch entry and head of the mask, whose elements have the kind's size.
@@ -46,30 +78,37 @@ inline const device uchar* mask_plane(
          element_bytes * (batch_idx * params.mask_stride_b + head_idx * params.mask_stride_h);
 }
 
-// Hides keys from one row of S and returns the keys of the block, one bit each, that any row of the
-// simdgroup sees. `mask` is a mask_plane().
-template <int COUNT>
+// `plane` is a mask_plane().
+inline bool is_visible(
+    constant AttnParams& params, const device uchar* plane, ScorePosition position) {
+  const int distance = position.k_idx - position.q_idx;
+  const bool in_band = position.q_idx < params.seqlen_q && position.k_idx < params.seqlen_k &&
+                       distance >= params.band_begin && distance < params.band_end;
+  if (mask_kind == kBoolMask && in_band) {
+    return plane[mask_offset(params, position)] != 0;
+  }
+  return in_band;
+}
+
+// Makes the score of each hidden pair -inf. Returns, one bit each, the columns of the strip that any
+// row of the simdgroup sees.
+template <bool TRANSPOSED, int COUNT>
 inline uint apply_visibility(
     thread Strip<float, COUNT>& S,
     constant AttnParams& params,
-    const device uchar* mask,
-    int q_idx,
+    const device uchar* plane,
+    int q_start,
     int k_start,
     LanePosition at) {
-  const KeyRange keys = keys_seen_by_any(params, q_idx, q_idx);
   uint seen = 0;
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
     float2 s = elements(S.fragments[j]);
     for (int i = 0; i < 2; ++i) {
-      const int column = j * kFragment + at.column + i;
-      const int k_idx = k_start + column;
-      bool visible = q_idx < params.seqlen_q && k_idx >= keys.begin && k_idx < keys.end;
-      if (mask_kind == kBoolMask && visible) {
-        visible = mask[mask_offset(params, q_idx, k_idx)] != 0;
-      }
+      const bool visible =
+          is_visible(params, plane, score_position<TRANSPOSED>(q_start, k_start, at, j, i));
       s[i] = visible ? s[i] : -INFINITY;
-      seen |= s[i] == -INFINITY ? 0u : 1u << uint(column);
+      seen |= s[i] == -INFINITY ? 0u : 1u << uint(j * kFragment + at.column + i);
     }
     elements(S.fragments[j]) = s;
   }

@@ -1,7 +1,8 @@
-// The running softmax of one score row, in base 2 (Milakov and Gimelshein 2018, "Online normalizer
-// calculation for softmax"): m is the running maximum, l the running sum of exp2(s - m).
+// The running softmax of one score row (Milakov and Gimelshein 2018, "Online normalizer calculation for
+// softmax"): m is the running maximum, l the running sum of exp(s - m).
 //
-// m is the same in the four lanes of a row. l holds only the lane's own columns until finalise().
+// m is the same in the four lanes of a row. l holds only the lane's own columns until
+// softmax_finalise().
 #pragma once
 
 #include "tile.h"
@@ -9,12 +10,24 @@
 namespace flash_mps {
 
 constant constexpr float kNegativeInfinity = -INFINITY;
-constant constexpr float kLn2 = 0.693147180559945309f;
+constant constexpr float kLog2e = 1.44269504088896340736f;
 
 struct SoftmaxState {
   float m;
   float l;
 };
+
+// What is subtracted from a score. 0 for a row that has seen no key, where every exponential is to be
+// 0 and -inf - -inf would be NaN.
+inline float softmax_shift(float m) {
+  return m == kNegativeInfinity ? 0.0f : m;
+}
+
+// exp(s - shift), as a power of 2, which the hardware has. The factor log2(e) comes after the
+// subtraction: before it, it would round large scores once more.
+inline float2 softmax_exp(float2 s, float2 shift) {
+  return metal::fast::exp2((s - shift) * kLog2e);
+}
 
 inline SoftmaxState softmax_init() {
   SoftmaxState state;
@@ -23,13 +36,7 @@ inline SoftmaxState softmax_init() {
   return state;
 }
 
-// What is subtracted from a score: -inf only when the row has seen no key, where every exp2 is to be 0
-// and -inf - -inf would be NaN.
-inline float softmax_shift(float m) {
-  return m == kNegativeInfinity ? 0.0f : m;
-}
-
-// S becomes P = exp2(S - m) with the new maximum; returns the factor that rescales O.
+// S becomes P = exp(S - m) with the new maximum; returns the factor that rescales O.
 template <int COUNT>
 inline float softmax_update(thread SoftmaxState& state, thread Strip<float, COUNT>& S) {
   float block_max = kNegativeInfinity;
@@ -40,11 +47,11 @@ inline float softmax_update(thread SoftmaxState& state, thread Strip<float, COUN
   }
   const float m = metal::max(state.m, row_max(block_max));
   const float shift = softmax_shift(m);
-  const float rescale = metal::fast::exp2(state.m - shift);
+  const float rescale = metal::fast::exp2((state.m - shift) * kLog2e);
   float sum = 0.0f;
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
-    const float2 p = metal::fast::exp2(elements(S.fragments[j]) - shift);
+    const float2 p = softmax_exp(elements(S.fragments[j]), float2(shift));
     elements(S.fragments[j]) = p;
     sum += p.x + p.y;
   }
@@ -65,7 +72,7 @@ inline float softmax_normaliser(SoftmaxState state) {
 
 // Natural logarithm of the row's sum of exp(score); -inf for a row that saw no key.
 inline float softmax_lse(SoftmaxState state) {
-  return state.l == 0.0f ? kNegativeInfinity : (state.m + metal::log2(state.l)) * kLn2;
+  return state.l == 0.0f ? kNegativeInfinity : state.m + metal::log(state.l);
 }
 
 }  // namespace flash_mps

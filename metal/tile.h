@@ -54,6 +54,13 @@ inline float row_sum(float value) {
   return value + metal::simd_shuffle_xor(value, ushort(8));
 }
 
+// The sums over the 8 rows, for the lane's two columns.
+inline float2 column_sum(float2 value) {
+  value += metal::simd_shuffle_xor(value, ushort(2));
+  value += metal::simd_shuffle_xor(value, ushort(4));
+  return value + metal::simd_shuffle_xor(value, ushort(16));
+}
+
 // Reads the 8x8 elements at `source`, 0 beyond the first `rows` rows and `columns` columns.
 template <typename T, typename Source>
 inline void load_fragment(
@@ -155,6 +162,40 @@ inline void store_fragment(
   }
 }
 
+// Reads the first `rows` rows and `columns` columns of a strip, 0 beyond.
+template <typename T, int COUNT, typename Source>
+inline void load_strip(
+    thread Strip<T, COUNT>& strip,
+    Source source,
+    int64_t stride,
+    int rows,
+    int columns,
+    uint lane) {
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    const int column = j * kFragment;
+    load_fragment(strip.fragments[j], source + column, stride, rows, columns - column, lane);
+  }
+}
+
+// Writes the first `rows` rows and `columns` columns of a strip times `factor`, rounded to T once.
+template <typename T, int COUNT>
+inline void store_strip(
+    thread Strip<float, COUNT>& strip,
+    float factor,
+    device T* out,
+    int64_t stride,
+    int rows,
+    int columns,
+    uint lane) {
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    const int column = j * kFragment;
+    elements(strip.fragments[j]) *= factor;
+    store_fragment(strip.fragments[j], out + column, stride, rows, columns - column, lane);
+  }
+}
+
 // Copies ROWS x COLUMNS elements to a threadgroup tile whose rows are PITCH elements apart, 0 beyond
 // the first `rows` rows and `columns` columns. All THREADS threads of the threadgroup take part.
 template <typename T, int ROWS, int COLUMNS, int PITCH, int THREADS>
@@ -184,6 +225,16 @@ inline void stage_tile(
     const int column = i % COLUMNS;
     const bool inside = row < rows && column < columns;
     tile[row * PITCH + column] = inside ? source[row * stride + column] : T(0);
+  }
+}
+
+// Copies COUNT numbers to threadgroup memory, 0 beyond the first `count`. The first COUNT threads do it.
+template <int COUNT>
+inline void stage_numbers(
+    threadgroup float* tile, const device float* source, int count, uint thread_idx) {
+  const int i = int(thread_idx);
+  if (i < COUNT) {
+    tile[i] = i < count ? source[i] : 0.0f;
   }
 }
 

@@ -98,11 +98,26 @@ def attention_lowp(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
+    """The `out` of `attention_and_lse_lowp`."""
+    options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
+    return attention_and_lse_lowp(q, k, v, **options)[0]
+
+
+def attention_and_lse_lowp(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """Matmul, softmax, matmul in the dtype of q on the CPU: the error that plain torch makes.
 
-    Shapes as `torch_flash_mps.reference.attention_ref`; a row that sees no key gives 0.
+    Differentiable. Shapes as `torch_flash_mps.reference.attention_ref`; a row that sees no key
+    gives 0 and an lse of -inf.
     """
-    q, k, v = (x.detach().cpu() for x in (q, k, v))
+    q, k, v = (x.cpu() for x in (q, k, v))
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
         group_size = q.shape[-3] // max(k.shape[-3], 1)
         k, v = (x.repeat_interleave(group_size, dim=-3) for x in (k, v))
@@ -113,14 +128,14 @@ def attention_lowp(
         above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(above, -math.inf)
     if attn_mask is not None:
-        mask = attn_mask.detach().cpu()
+        mask = attn_mask.cpu()
         if mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, -math.inf)
         else:
             scores = scores + mask.to(scores.dtype)
     empty = (scores == -math.inf).all(-1, keepdim=True)
     probabilities = torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
-    return probabilities @ v
+    return probabilities @ v, torch.logsumexp(scores.float(), dim=-1)
 
 
 def _comparable(got: Tensor, ref: Tensor, case_id: str) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,9 @@ A test says `device` and does not know whether it runs on an Apple GPU or on the
 """
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -43,6 +44,12 @@ def device(simulator) -> Iterator[torch.device]:
     torch.mps.synchronize()
 
 
+@pytest.fixture(params=["cpu", "mps"])
+def place(request) -> torch.device:
+    """Both kinds of tensors that the op takes, one after the other."""
+    return torch.device("cpu") if request.param == "cpu" else request.getfixturevalue("device")
+
+
 @pytest.fixture
 def checked(device, simulator, seed) -> Iterator[None]:
     """Runs the test's kernels with every check of the simulated device and in a shuffled order."""
@@ -55,6 +62,41 @@ def checked(device, simulator, seed) -> Iterator[None]:
             yield
     finally:
         simulator.shuffle(None)
+
+
+@pytest.fixture
+def on_family(device, simulator):
+    """Sets the GPU family that the simulated device answers with, for one test."""
+    if simulator is None:
+        from torch_flash_mps._extension import extension
+
+        yield lambda family: extension().gpu_family() == int(family.removeprefix("apple"))
+        return
+    from torch_flash_mps import _simulator
+
+    before = _simulator.gpu_family()
+
+    def switch(family: str) -> bool:
+        _simulator.set_gpu_family(family)
+        return True
+
+    yield switch
+    _simulator.set_gpu_family(before)
+
+
+@pytest.fixture
+def kernels(device, simulator) -> Callable[[], list[str]]:
+    """A function: the ops whose kernels ran since it was last called, in order."""
+    if simulator is None:
+        pytest.skip("kernels are counted by the simulated device")
+
+    def ran() -> list[str]:
+        names = [row["kernel"] for row in simulator.counters()]
+        simulator.reset_counters()
+        return [re.sub(r"_(f32|f16|bf16)_.*", "", name) for name in names]
+
+    ran()
+    return ran
 
 
 @pytest.fixture(autouse=True)

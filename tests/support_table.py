@@ -33,9 +33,11 @@ def _call(
     torch_flash_mps.attention(query, key, value, **options)
 
 
-def _backward(dtype: torch.dtype) -> None:
+def _backward(dtype: torch.dtype, mask: torch.Tensor | None = None, of_lse: bool = False) -> None:
     query = _zeros(dtype, 1, 1, 3, 8).requires_grad_()
-    torch_flash_mps.attention(query, query, query).sum().backward()
+    out, lse = torch_flash_mps.attention(query, query, query, attn_mask=mask, return_lse=True)
+    (lse if of_lse else out).sum().backward()
+    assert query.grad is not None and (mask is None or mask.grad is not None)
 
 
 def _transposed(dtype: torch.dtype) -> None:
@@ -60,7 +62,9 @@ FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     ),
     "grouped heads (`enable_gqa`)": lambda t: _call(t, heads=6, enable_gqa=True),
     "log-sum-exp (`return_lse`)": lambda t: _call(t, return_lse=True),
-    "gradients": _backward,
+    "gradients of query, key, value": lambda t: _backward(t),
+    "gradient of a float `attn_mask`": lambda t: _backward(t, _zeros(t, 3, 3).requires_grad_()),
+    "gradients through the log-sum-exp": lambda t: _backward(t, of_lse=True),
     "`window_left`, `window_right`": lambda t: _call(t, window_left=1, window_right=1),
     "`softcap`": lambda t: _call(t, softcap=30.0),
     "`alibi_slopes`": lambda t: _call(t, alibi_slopes=_zeros(torch.float32, 2)),

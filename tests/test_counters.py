@@ -1,4 +1,4 @@
-"""The kernel does the work that its blocks need: the bars of benchmarks/counters.py hold."""
+"""The kernels do the work that their blocks need: the bars of benchmarks/counters.py hold."""
 
 import sys
 from dataclasses import replace
@@ -10,7 +10,8 @@ from cases import Case
 if sys.platform == "darwin":
     pytest.skip("only the simulated device counts", allow_module_level=True)
 
-from benchmarks import counters
+from benchmarks import counters_bwd, counters_fwd, unfused
+from benchmarks.counting import num_blocks
 from torch_flash_mps import simulator
 
 CASE = Case(num_heads_q=2, num_heads_kv=2, seqlen_q=512, seqlen_k=512, head_dim=64,
@@ -19,11 +20,11 @@ CASE = Case(num_heads_q=2, num_heads_kv=2, seqlen_q=512, seqlen_k=512, head_dim=
 
 @pytest.fixture(scope="module")
 def works():
-    return counters.measure(CASE)
+    return counters_fwd.measure(CASE)
 
 
 def test_bars(device, works):
-    assert counters.broken_bars(works) == []
+    assert counters_fwd.broken_bars(works) == []
 
 
 @pytest.mark.parametrize("kernel, count, factor, expected", (
@@ -40,13 +41,75 @@ def test_bars_notice(works, kernel, count, factor, expected):
         if work.kernel.name == kernel else work
         for work in works
     ]
-    assert any(expected in sentence for sentence in counters.broken_bars(changed))
+    assert any(expected in sentence for sentence in counters_fwd.broken_bars(changed))
+
+
+@pytest.fixture(scope="module")
+def backward_works():
+    return counters_bwd.measure(CASE)
+
+
+def test_backward_bars(device, backward_works):
+    assert counters_bwd.broken_bars(backward_works) == []
+
+
+@pytest.mark.parametrize("path, kernel, count, factor, expected", (
+    ("staged", "flash_bwd_dq", "matrix_products", 1.2, "8x8 products"),
+    ("direct", "flash_bwd_dkv", "matrix_products", 0.99, "visited strips of 8 rows"),
+    ("staged", "flash_bwd_dkv", "threadgroup_barriers", 1.5, "barriers per visited block"),
+    ("staged", "flash_bwd_dq", "device_bytes_read", 1.2, "device bytes read"),
+    ("direct", "flash_bwd_dkv", "device_bytes_read_distinct", 1.2, "device bytes read distinct"),
+    ("direct", "flash_bwd_delta", "device_bytes_written", 2, "device bytes written"),
+))
+def test_backward_bars_notice(backward_works, path, kernel, count, factor, expected):
+    def change(one):
+        if one.kernel != kernel:
+            return one
+        return replace(one, counts=one.counts | {count: int(one.counts[count] * factor)})
+
+    changed = [
+        replace(work, passes=tuple(map(change, work.passes))) if work.path == path else work
+        for work in backward_works
+    ]
+    assert any(expected in sentence for sentence in counters_bwd.broken_bars(changed))
+
+
+@pytest.fixture(scope="module")
+def traffics():
+    return [unfused.measure(case) for case in unfused.CASES[:3]]
+
+
+def test_backward_moves_less_than_the_unfused(device, traffics):
+    assert traffics[-1].case.seqlen_q == unfused.BAR_SEQLEN
+    assert unfused.broken_bars(traffics) == []
+
+
+def test_unfused_bars_notice(traffics):
+    last = traffics[-1]
+    changed = replace(last, unfused=unfused.Moved(last.unfused.forward, last.ours.backward * 4))
+    sentences = unfused.broken_bars([*traffics[:-1], changed])
+    assert any("over the unfused, backward" in sentence for sentence in sentences)
+    assert any("a smaller share than at S 512" in sentence for sentence in sentences)
+
+
+def test_moved_bytes_of_a_matmul_softmax_matmul():
+    """By hand: q, k, v [4, 2], scores [4, 4], float32. Views and broadcasts move nothing more."""
+    q = torch.ones(1, 1, 4, 2)
+    with unfused.MovedBytes() as moved:
+        torch.softmax(q @ q.mT, -1) @ q
+    assert moved.total == 4 * ((8 + 8 + 16) + (16 + 16) + (16 + 8 + 8))
+    with unfused.MovedBytes() as moved:
+        q.view(8).expand(3, 8).mul(2.0)
+    assert moved.total == 4 * (8 + 24)
+    with unfused.MovedBytes() as moved:
+        torch.empty(4).detach()
+    assert moved.total == 0
 
 
 def test_blocks_are_counted():
-    assert counters.num_blocks(CASE, 1, 1) == 2 * 512 * 513 // 2
-    assert counters.num_blocks(CASE, 32, 32) == 2 * 16 * 17 // 2
-    assert counters.num_blocks(replace(CASE, causal=False, seqlen_k=33), 32, 32) == 2 * 16 * 2
+    assert num_blocks(CASE, 1, 1) == 2 * 512 * 513 // 2
+    assert num_blocks(CASE, 32, 32) == 2 * 16 * 17 // 2
+    assert num_blocks(replace(CASE, causal=False, seqlen_k=33), 32, 32) == 2 * 16 * 2
 
 
 def test_constant_memory_is_counted_apart(checked):

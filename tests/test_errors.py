@@ -147,21 +147,23 @@ CALLS = {
     "sinks": (
         "attention(Q, K, K, sinks=t(4))", "NotImplementedError",
         ["attention: sinks", "not supported yet"]),
-    "query-requires-grad": (
-        "attention(Q.requires_grad_(), K, K)", "NotImplementedError",
-        ["attention: expected query without requires_grad", "torch.no_grad()"]),
-    "key-requires-grad": (
-        "attention(Q, K.requires_grad_(), K.detach())", "NotImplementedError",
-        ["attention: expected key without requires_grad"]),
-    "value-requires-grad": (
-        "attention(Q, K, K.clone().requires_grad_())", "NotImplementedError",
-        ["attention: expected value without requires_grad"]),
-    "mask-requires-grad": (
-        "attention(Q, K, K, t(3, 5).requires_grad_())", "NotImplementedError",
-        ["attention: expected attn_mask without requires_grad"]),
-    "cpu-requires-grad": (
-        "attention(*[t(1, 1, 2, 8, device='cpu').requires_grad_()] * 3)", "NotImplementedError",
-        ["attention: expected query without requires_grad"]),
+    "alibi-requires-grad": (
+        "attention(Q, K, K, alibi_slopes=t(4).requires_grad_())", "NotImplementedError",
+        ["attention: the gradient of alibi_slopes is not supported yet"]),
+    "sinks-requires-grad": (
+        "with_lse(Q, K, K, sinks=t(4).requires_grad_())", "NotImplementedError",
+        ["attention_with_lse: the gradient of sinks is not supported yet"]),
+    "BW-13-double-backward": (
+        "attention(Q.requires_grad_(), K, K).sum().backward(create_graph=True) or "
+        "Q.grad.sum().backward()", "RuntimeError",
+        ["attention_backward: double backward is not supported", "scaled_dot_product_attention"]),
+    "BW-13-forward-mode": (
+        "torch.func.jvp(attention, (Q, K, K), (Q, K, K))", "NotImplementedError",
+        ["attention: forward-mode differentiation is not supported",
+         "scaled_dot_product_attention"]),
+    "BW-13-vmap-over-sinks": (
+        "torch.vmap(lambda sinks: attention(Q, K, K, sinks=sinks))(t(3, 4))",
+        "NotImplementedError", ["attention: torch.vmap over sinks is not supported"]),
     "PY-11-tensor-scale": (
         "attention(Q, K, K, scale=torch.ones(2))", "RuntimeError|TypeError", ["scale"]),
     "unknown-option": (

@@ -3,44 +3,14 @@
 import pytest
 from cases import DTYPE_NAMES, DTYPES, Case, make_inputs
 from checks import check_case, check_lse
+from tilings import tiling_cases, tilings
 
 import torch_flash_mps
-from torch_flash_mps._extension import extension
 
-TILINGS = extension().flash_fwd_tilings()
-
-
-def _id(tiling):
-    return f"{tiling['family']}-{8 * tiling['element_bytes']}bit-d{tiling['max_head_dim']}"
+TILINGS = tilings("flash_fwd")
 
 
-@pytest.fixture
-def on_family(device, simulator):
-    """Sets the GPU family that the simulated device answers with, for one test."""
-    if simulator is None:
-        yield lambda family: extension().gpu_family() == int(family.removeprefix("apple"))
-        return
-    from torch_flash_mps import _simulator
-
-    before = _simulator.gpu_family()
-
-    def switch(family: str) -> bool:
-        _simulator.set_gpu_family(family)
-        return True
-
-    yield switch
-    _simulator.set_gpu_family(before)
-
-
-CASES = [
-    pytest.param(tiling, dtype, id=f"{_id(tiling)}-{DTYPE_NAMES[dtype]}")
-    for tiling in TILINGS
-    for dtype in DTYPES
-    if dtype.itemsize == tiling["element_bytes"]
-]
-
-
-@pytest.mark.parametrize(("tiling", "dtype"), CASES)
+@pytest.mark.parametrize(("tiling", "dtype"), tiling_cases("flash_fwd"))
 def test_instance(device, checked, on_family, seed, tiling, dtype):
     if not on_family(tiling["family"]):
         return   # a Mac has one family, whose rows are tested there
@@ -53,8 +23,8 @@ def test_instance(device, checked, on_family, seed, tiling, dtype):
     plan = torch_flash_mps.explain(
         *inputs.operands, **inputs.options, enable_gqa=True, return_lse=True
     )
-    assert {key: plan[key] for key in ("block_q", "block_k", "path", "q_home")} == {
-        key: tiling[key] for key in ("block_q", "block_k", "path", "q_home")
+    assert {key: plan[key] for key in ("block_q", "block_k", "path", "home")} == {
+        key: tiling[key] for key in ("block_q", "block_k", "path", "home")
     }
     check_lse(*inputs.operands, **inputs.options, case_id=case.id)
 
@@ -78,4 +48,4 @@ def test_the_table_covers_every_head_dim():
             ]
             assert widths == sorted(widths) and widths[-1] == 256
     assert {tiling["path"] for tiling in TILINGS} == {"staged", "direct"}
-    assert {tiling["q_home"] for tiling in TILINGS} == {"registers", "device"}
+    assert {tiling["home"] for tiling in TILINGS} == {"registers", "device"}

@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s*(["<])([^">]+)[">]', re.MULTILINE)
 ATEN = re.compile(r"^(ATen|torch|c10)/")
-ATEN_USERS = re.compile(r"(ops|autograd|attn_args|flash_\w+|attention_cpu|bindings)\.(cpp|h)$"
-                        r"|device_metal\.mm$")
+ATEN_USERS = re.compile(r"(ops|autograd|autocast|attn_args|flash_\w+|attention_cpu|sdpa|bindings)"
+                        r"\.(cpp|h)$|device_metal\.mm$")
 ATTENTION_HEADERS = {"attn_args.h", "tiling.h", "kernel_key.h", "attn_params.h", "instances.h"}
 DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
 BUDGETS = {".metal": 300, ".h": 300, ".cpp": 400, ".mm": 400, ".py": 300, "setup.py": 150}
 # A module of the package may import those of a smaller rank only.
-RANKS = {"_build_info": 0, "reference": 0, "_ops": 1, "_extension": 2, "interface": 3,
-         "simulator": 4, "__init__": 5, "integrations": 6}
+RANKS = {"_build_info": 0, "reference": 0, "_ops": 1, "_vmap": 1, "_extension": 2, "interface": 3,
+         "sdpa": 3, "simulator": 4, "__init__": 5, "integrations": 6}
 
 
 def tracked(*patterns: str) -> list[Path]:

@@ -1,18 +1,16 @@
-"""The op as PyTorch sees it: schema, fake kernel, torch.compile, gradients off, explain()."""
+"""The op as PyTorch sees it: schema, fake kernel, torch.compile, explain()."""
 
-import sys
 
 import pytest
 import torch
-import torch._dynamo.testing
 from cases import DTYPES, Case, make_inputs
 from checks import attention_lowp, check, check_exact
 
 import torch_flash_mps
 from torch_flash_mps.reference import attention_ref
 
-BACKEND = "inductor" if sys.platform == "darwin" else "aot_eager"
 OPS = [torch.ops.flash_mps.attention.default, torch.ops.flash_mps.attention_with_lse.default]
+BACKWARD = torch.ops.flash_mps.attention_backward.default
 
 OPTIONS = {
     "plain": (Case(2, 4, 4, 19, 33), {}),
@@ -26,16 +24,68 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("where", ["mps", "cpu"])
+@pytest.mark.parametrize("wants_gradients", [False, True])
 @pytest.mark.parametrize("op", OPS, ids=["attention", "attention_with_lse"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_PY_09_opcheck(device, where, op, name):
+def test_PY_09_opcheck(device, where, op, wants_gradients, name):
     case, options = OPTIONS[name]
     inputs = make_inputs(case, device if where == "mps" else "cpu")
-    result = torch.library.opcheck(
-        op, inputs.operands, inputs.options | options,
-        test_utils=["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"],
-    )
+    operands, given = inputs.operands, inputs.options | options
+    if wants_gradients:
+        operands = [x.detach().requires_grad_() for x in operands]
+        mask = inputs.attn_mask
+        if mask is not None and mask.is_floating_point():
+            given["attn_mask"] = mask.masked_fill(mask == -torch.inf, -9.0).requires_grad_()
+    tests = torch.library.opcheck.__kwdefaults__["test_utils"]
+    if where == "mps":   # of which this one knows nothing
+        tests = [one for one in tests if one != "test_autograd_registration"]
+    result = torch.library.opcheck(op, tuple(operands), given, test_utils=tests)
     assert set(result.values()) == {"SUCCESS"}
+
+
+def backward_arguments(case, options, place, output_mask):
+    """Arguments of the backward op that fit each other."""
+    inputs = make_inputs(case, place)
+    q, k, v = inputs.operands
+    out, lse = torch.ops.flash_mps.attention_with_lse(q, k, v, **inputs.options, **options)
+    has_float_mask = inputs.attn_mask is not None and inputs.attn_mask.is_floating_point()
+    arguments = (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse,
+                 inputs.attn_mask, 0.0, inputs.is_causal)
+    return arguments, {
+        "scale": inputs.scale, "enable_gqa": False, "window_left": -1, "window_right": -1,
+        "softcap": 0.0, "alibi_slopes": None, "sinks": None,
+        "output_mask": [*output_mask, has_float_mask],
+    } | options
+
+
+@pytest.mark.parametrize("where", ["mps", "cpu"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_PY_09_opcheck_of_backward(device, where, name):
+    place = device if where == "mps" else "cpu"
+    for output_mask in ((True, True, True), (False, True, False)):
+        arguments, options = backward_arguments(*OPTIONS[name], place, output_mask)
+        result = torch.library.opcheck(BACKWARD, arguments, options)
+        assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("where", ["mps", "cpu"])
+def test_backward_says_what_does_not_fit(device, where):
+    place = device if where == "mps" else "cpu"
+    arguments, options = backward_arguments(Case(1, 2, 2, 5, 7, 8), {}, place, (True,) * 3)
+    grad_out, grad_lse, *operands, out, lse = arguments[:7]
+    rest = arguments[7:]
+    short = grad_out[:, :, :4]
+    for changed, said in (
+        ((short, grad_lse, *operands, out, lse), r"grad_out of shape \[1, 2, 5, 8\], got \[1"),
+        ((grad_out.half(), grad_lse, *operands, out, lse), "grad_out of dtype Float, got Half"),
+        ((grad_out, grad_lse[:, :1], *operands, out, lse), r"grad_lse of shape \[1, 2, 5\], got"),
+        ((grad_out, grad_lse, *operands, short, lse), r"out of shape \[1, 2, 5, 8\], got"),
+        ((grad_out, grad_lse, *operands, out, lse.half()), "lse of dtype Float, got Half"),
+    ):
+        with pytest.raises(RuntimeError, match=f"attention_backward: expected {said}"):
+            BACKWARD(*changed, *rest, **options)
+    with pytest.raises(RuntimeError, match="float attn_mask where its gradient is .* got none"):
+        BACKWARD(*arguments, **options | {"output_mask": [True] * 4})
 
 
 def _models_layout(batch, seqlen, heads, head_dim, device, dtype=torch.float32):
@@ -77,44 +127,22 @@ def test_PY_09_fake_strides_equal_real_ones(device, op, name, where):
         assert one.device.type == other.device.type
 
 
-@pytest.mark.parametrize("mask", [None, "bool", "float"])
-@pytest.mark.parametrize("grouped", [False, True])
-def test_PY_09_compiled_equals_eager_for_every_length(device, mask, grouped):
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend(BACKEND)
-
-    def attend(q, k, v, mask):
-        return torch.ops.flash_mps.attention(q, k, v, mask, scale=0.2, enable_gqa=grouped) * 2
-
-    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=counter)
-    for seqlen_q, seqlen_k in ((17, 33), (40, 65), (9, 21)):
-        case = Case(2, 4, 2 if grouped else 4, seqlen_q, seqlen_k, mask=mask)
-        inputs = make_inputs(case, device)
-        arguments = (*inputs.operands, inputs.attn_mask)
-        check_exact(compiled(*arguments), attend(*arguments))
-    assert counter.frame_count == 1
-
-
-def test_PY_09_compiled_function_with_lse(device):
-    torch._dynamo.reset()
-
-    def attend(q, k, v):
-        return torch_flash_mps.attention(q, k, v, is_causal=True, return_lse=True)
-
-    operands = make_inputs(Case(1, 2, 2, 20, 20), device).operands
-    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=BACKEND)
-    for one, other in zip(compiled(*operands), attend(*operands), strict=True):
-        check_exact(one, other)
-
-
-def test_without_gradients_every_mode_agrees(device):
-    case = Case(1, 2, 2, 9, 9)
-    q, k, v = make_inputs(case, device).operands
-    wanted = q.clone().requires_grad_()
-    plain = torch.ops.flash_mps.attention(wanted.detach(), k, v)
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            check_exact(torch.ops.flash_mps.attention(wanted, k, v), plain)
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("where", ["mps", "cpu"])
+def test_PY_09_fake_strides_of_gradients_equal_real_ones(device, name, where):
+    operands = LAYOUTS[name](device if where == "mps" else "cpu")
+    mode = torch._subclasses.FakeTensorMode()
+    results = []
+    for q, k, v in (operands, [mode.from_tensor(x) for x in operands]):
+        mask = q.new_zeros(q.size(-2), k.size(-2))
+        out, lse = torch.ops.flash_mps.attention_with_lse(q, k, v, mask)
+        results.append(BACKWARD(
+            torch.ones_like(out), None, q, k, v, out, lse, mask, 0.0, False, scale=None,
+            enable_gqa=False, window_left=-1, window_right=-1, softcap=0.0, alibi_slopes=None,
+            sinks=None, output_mask=[True] * 4,
+        ))
+    for one, other in zip(*results, strict=True):
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,8 +7,17 @@ fails for want of a GPU: :func:`is_available` and :func:`unavailable_reason` say
 from importlib.metadata import version as _version
 
 from torch_flash_mps._extension import is_available, unavailable_reason
-from torch_flash_mps.interface import attention, explain
+from torch_flash_mps.interface import attention, explain, merge_states
+from torch_flash_mps.sdpa import (
+    disable_sdpa,
+    enable_sdpa,
+    register_implementation,
+    sdpa_enabled,
+)
 
 __version__ = _version("torch_flash_mps")
 
-__all__ = ["attention", "explain", "is_available", "unavailable_reason", "__version__"]
+__all__ = ["attention", "disable_sdpa", "enable_sdpa", "explain", "is_available", "merge_states",
+           "sdpa_enabled", "unavailable_reason", "__version__"]
+
+register_implementation()

@@ -32,6 +32,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
     _check_torch(build_info.TORCH_VERSION, torch.__version__)
     extension = importlib.import_module("torch_flash_mps._C")
     importlib.import_module("torch_flash_mps._ops")
+    importlib.import_module("torch_flash_mps._vmap")
     return extension, None
 
 

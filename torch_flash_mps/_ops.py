@@ -43,3 +43,25 @@ def _attention_with_lse_fake(
 ):
     out = _empty_out(query, key, value)
     return out, query.new_empty(out.shape[:-1], dtype=torch.float32)
+
+
+def _gradient(operand: torch.Tensor, is_4d: bool) -> torch.Tensor:
+    """As its operand lies in memory: [B, S, H, D] order when it has it."""
+    is_dense = operand.size(-1) <= 1 or operand.stride(-1) == 1
+    if is_4d and is_dense and operand.stride(1) < operand.stride(2):
+        batch, heads, seqlen, width = operand.shape
+        return operand.new_empty((batch, seqlen, heads, width)).transpose(1, 2)
+    return operand.new_empty(operand.shape)
+
+
+@torch.library.register_fake("flash_mps::attention_backward")
+def _attention_backward_fake(
+    grad_out, grad_lse, query, key, value, out, lse, attn_mask, dropout_p, is_causal, *, scale,
+    enable_gqa, window_left, window_right, softcap, alibi_slopes, sinks, output_mask,
+):
+    is_4d = query.dim() == key.dim() == value.dim() == 4
+    operands = ((query, is_4d), (key, is_4d), (value, is_4d), (attn_mask, False))
+    return tuple(
+        _gradient(*operand) if wanted else query.new_empty(0)
+        for operand, wanted in zip(operands, output_mask, strict=True)
+    )

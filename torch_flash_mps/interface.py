@@ -1,4 +1,4 @@
-"""The public functions. They call torch.ops only; what an argument means is said here."""
+"""The public functions. No kernel is named here; what an argument means is said here."""
 
 from __future__ import annotations
 
@@ -50,8 +50,13 @@ def attention(
         return_lse: also return the natural log-sum-exp of the scores, float32
             ``[batch, num_heads_q, seqlen_q]``.
 
+    Gradients: for q, k, v and a float attn_mask, also through the log-sum-exp; only those that are
+    asked for are computed, nothing of the size of the score matrix is kept. Not for alibi_slopes
+    and sinks. Double backward and forward-mode differentiation are errors.
+
     A query that sees no key gives 0 and an lse of -inf. A key that no query sees never contributes,
     whatever it holds; a NaN in a value that some query sees may reach other queries of its block.
+    The gradients of both are 0.
 
     Raises:
         RuntimeError: the inputs do not fit; says op, operand, what was expected and what was found.
@@ -95,7 +100,7 @@ def explain(
         ``kernel``: its name, None when no kernel would run; ``reason``: then why. For a kernel also
         ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
         ("staged": K and V go through threadgroup memory; "direct": they are read where they are),
-        ``q_home`` ("registers" or "device"), ``num_q_blocks``, ``num_dispatches``.
+        ``home`` (of the query tile: "registers" or "device"), ``num_q_blocks``, ``num_dispatches``.
 
     Example:
         >>> import torch, torch_flash_mps
@@ -107,3 +112,51 @@ def explain(
         q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right,
         softcap, alibi_slopes, sinks, return_lse,
     )
+
+
+def merge_states(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention over all keys from attention over two disjoint sets of them; exact, differentiable.
+
+    For chunked prefill and context parallelism: each state is what :func:`attention` returns with
+    ``return_lse=True`` for the same queries and its own keys. Merging is associative, and an empty
+    state (out 0, lse -inf) changes nothing; two of them give an empty state.
+
+    Args:
+        out_a, out_b: ``[batch, num_heads_q, seqlen_q, head_dim_v]``, or any leading dimensions.
+        lse_a, lse_b: the same without the last dimension. Sinks may count in one state only.
+
+    Returns:
+        ``out`` in the dtype of out_a and out_b, ``lse`` in that of lse_a and lse_b. Sums are
+        float32.
+
+    Raises:
+        ValueError: shapes that do not fit together.
+
+    Example:
+        >>> import torch, torch_flash_mps
+        >>> q, k, v = torch.randn(3, 1, 2, 10, 8)
+        >>> whole, _ = torch_flash_mps.attention(q, k, v, return_lse=True)
+        >>> first = torch_flash_mps.attention(q, k[:, :, :4], v[:, :, :4], return_lse=True)
+        >>> rest = torch_flash_mps.attention(q, k[:, :, 4:], v[:, :, 4:], return_lse=True)
+        >>> out, lse = torch_flash_mps.merge_states(*first, *rest)
+        >>> torch.allclose(out, whole, atol=1e-6)
+        True
+    """
+    shapes = [tuple(x.shape) for x in (out_a, lse_a, out_b, lse_b)]
+    if out_a.dim() < 1 or shapes != [shapes[0], shapes[0][:-1]] * 2:
+        raise ValueError(
+            "merge_states: expected out_a and out_b of one shape, lse_a and lse_b of that shape "
+            f"without its last dimension, got {', '.join(map(str, shapes))}"
+        )
+    # The larger lse is taken out of the sums. No result depends on it, so it needs no gradient.
+    shift = torch.maximum(lse_a, lse_b).detach().float()
+    shift = shift.masked_fill(shift == -torch.inf, 0.0)
+    weight_a, weight_b = (torch.exp(lse.float() - shift) for lse in (lse_a, lse_b))
+    total = weight_a + weight_b
+    is_empty = total == 0
+    total = total.masked_fill(is_empty, 1.0)
+    out = out_a * (weight_a / total).unsqueeze(-1) + out_b * (weight_b / total).unsqueeze(-1)
+    lse = (shift + torch.log(total)).masked_fill(is_empty, -torch.inf)
+    return out.to(torch.result_type(out_a, out_b)), lse.to(torch.result_type(lse_a, lse_b))

@@ -63,7 +63,7 @@ def attention_ref(
     sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp, computed in `dtype` on the CPU.
+    """Attention and its log-sum-exp, computed in `dtype` on the CPU; differentiable.
 
     Args:
         q: `[..., num_heads_q, seqlen_q, head_dim]`; other leading dimensions broadcast.
@@ -91,7 +91,7 @@ def attention_ref(
     >>> out.flatten()
     tensor([0.0000, 0.5000, 1.0000, 1.5000], dtype=torch.float64)
     """
-    q, k, v = (x.detach().cpu().to(dtype) for x in (q, k, v))
+    q, k, v = (x.cpu().to(dtype) for x in (q, k, v))
     k, v = _repeat_heads(k, q), _repeat_heads(v, q)
     seqlen_q, head_dim, seqlen_k = q.shape[-2], q.shape[-1], k.shape[-2]
     if scale is None:
@@ -113,7 +113,7 @@ def attention_ref(
         window_right=window_right,
     )
     if attn_mask is not None:
-        mask = attn_mask.detach().cpu()
+        mask = attn_mask.cpu()
         if mask.dtype == torch.bool:
             visible = visible & mask
         else:
@@ -122,20 +122,23 @@ def attention_ref(
     visible = visible.expand(scores.shape)
     scores = scores.masked_fill(~visible, -math.inf)
 
-    # The maximum is subtracted only where there is one: -inf - -inf is NaN.
-    row_max = scores.amax(-1, keepdim=True) if seqlen_k else scores.new_full(
+    # The maximum is subtracted only where there is one: -inf - -inf is NaN. It changes no result
+    # and needs no gradient.
+    row_max = scores.detach().amax(-1, keepdim=True) if seqlen_k else scores.new_full(
         (*scores.shape[:-1], 1), -math.inf
     )
     if sinks is not None:
-        row_max = torch.maximum(row_max, _per_head(sinks, dtype))
+        row_max = torch.maximum(row_max, _per_head(sinks.detach(), dtype))
     row_max = row_max.masked_fill(row_max == -math.inf, 0.0)
     weights = torch.exp(scores - row_max)
     row_sum = weights.sum(-1, keepdim=True)
     if sinks is not None:
         row_sum = row_sum + torch.exp(_per_head(sinks, dtype) - row_max)
-    lse = (row_max + torch.log(row_sum)).squeeze(-1)
+    sees_none = row_sum == 0
+    row_sum = row_sum.masked_fill(sees_none, 1.0)
+    lse = (row_max + torch.log(row_sum)).masked_fill(sees_none, -math.inf).squeeze(-1)
 
-    probabilities = weights / row_sum.masked_fill(row_sum == 0, 1.0)
+    probabilities = weights / row_sum
     return _weighted_sum(probabilities, v, visible), lse
 
 
@@ -148,7 +151,7 @@ def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
 
 def _per_head(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`[num_heads_q]` or `[batch, num_heads_q]`, ready to broadcast over the scores."""
-    return x.detach().cpu().to(dtype)[..., None, None]
+    return x.cpu().to(dtype)[..., None, None]
 
 
 def _weighted_sum(probabilities: Tensor, v: Tensor, visible: Tensor) -> Tensor:

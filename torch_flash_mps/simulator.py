@@ -98,9 +98,11 @@ def counters() -> list[dict[str, Any]]:
         One dict per dispatch: ``kernel`` (its name) and the counts ``threadgroups``,
         ``matrix_products``, ``exponentials``, ``threadgroup_barriers``, ``simdgroup_barriers``,
         ``shuffles``, ``device_bytes_read``, ``device_bytes_written``,
-        ``device_bytes_read_distinct`` (summed over threadgroups), ``constant_bytes_read``,
-        ``threadgroup_bytes_read``, ``threadgroup_bytes_written``. Byte counts are 0 for kernels
-        that were built with checks off.
+        ``device_bytes_read_distinct`` (summed over threadgroups), ``device_bytes_footprint``
+        (distinct bytes read and distinct bytes written by all threadgroups together, constant
+        memory included), ``constant_bytes_read``, ``threadgroup_bytes_read``,
+        ``threadgroup_bytes_written``. Byte counts are 0 for kernels that were built with checks
+        off.
     """
     torch.mps.synchronize()
     return _module.counters()

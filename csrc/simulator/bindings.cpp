@@ -24,6 +24,7 @@ py::dict counters_dict(const Counters& c) {
   d["device_bytes_read"] = c.device_bytes_read;
   d["device_bytes_written"] = c.device_bytes_written;
   d["device_bytes_read_distinct"] = c.device_bytes_read_distinct;
+  d["device_bytes_footprint"] = c.device_bytes_footprint;
   d["constant_bytes_read"] = c.constant_bytes_read;
   d["threadgroup_bytes_read"] = c.threadgroup_bytes_read;
   d["threadgroup_bytes_written"] = c.threadgroup_bytes_written;

@@ -68,6 +68,14 @@ void add(Counters& sum, const Counters& more) {
   sum.threadgroup_bytes_written += more.threadgroup_bytes_written;
 }
 
+uint64_t size_of(const Footprint& footprint) {
+  uint64_t bytes = 0;
+  for (const auto* ranges : {&footprint.read, &footprint.written}) {
+    for (const auto& [begin, end] : *ranges) bytes += end - begin;
+  }
+  return bytes;
+}
+
 // The calling thread works too, so that a small dispatch wakes nobody.
 class Pool {
  public:
@@ -97,6 +105,7 @@ class Pool {
       traffic.push_back(&threadgroup.checker().traffic());
     }
     Traffic::collect(traffic, run.buffers, outcome.footprint);
+    outcome.counters.device_bytes_footprint = size_of(outcome.footprint);
   }
 
  private:

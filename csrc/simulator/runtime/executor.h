@@ -45,6 +45,7 @@ struct Counters {
   uint64_t device_bytes_read = 0;        // requested, summed over threads
   uint64_t device_bytes_written = 0;
   uint64_t device_bytes_read_distinct = 0;   // distinct bytes per threadgroup, summed over threadgroups
+  uint64_t device_bytes_footprint = 0;   // distinct bytes read + distinct bytes written; constant too
   uint64_t constant_bytes_read = 0;      // requested, summed over threads
   uint64_t threadgroup_bytes_read = 0;
   uint64_t threadgroup_bytes_written = 0;

@@ -194,6 +194,7 @@ void check_counters() {
     expect_equal("simdgroup barriers", n.simdgroup_barriers, kGrid / kSimdWidth);
     expect_equal("device bytes read", n.device_bytes_read, 8 * kGrid);
     expect_equal("distinct", n.device_bytes_read_distinct, kGroups * 4 * (kThreads + 1));
+    expect_equal("footprint", n.device_bytes_footprint, 4 * in.size() + 4 * kGrid);
     expect_equal("device bytes written", n.device_bytes_written, 4 * kGrid);
     expect_equal("threadgroup bytes read", n.threadgroup_bytes_read, 4 * kGrid);
     expect_equal("threadgroup bytes written", n.threadgroup_bytes_written, 4 * kGrid);

@@ -1,0 +1,212 @@
+// Gradients of the attention ops. A Node written by hand and not an autograd::Function: only so do
+// the function transforms (torch.func) see it.
+
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <string>
+
+#include "attn_args.h"
+#include "ops.h"
+
+namespace flash_mps {
+
+namespace {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+constexpr const char* kWayRound =
+    "; F.scaled_dot_product_attention has it, under "
+    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)";
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> find_op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+FourTensors call_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
+  static const auto op =
+      find_op<decltype(attention_backward_autograd)>("flash_mps::attention_backward");
+  return op.call(FLASH_MPS_BACKWARD_ARGUMENTS);
+}
+
+// A zero in the shape of `tensor`, without its memory.
+at::Tensor zeros(const at::Tensor& tensor) {
+  return at::zeros({}, tensor.options()).expand_symint(tensor.sym_sizes());
+}
+
+struct AttentionBackward : torch::autograd::Node {
+  SavedVariable query, key, value, out, lse, attn_mask, alibi_slopes, sinks;
+  AttnOptions options;  // without its tensors, which are saved above
+
+  std::string name() const override { return "FlashMpsAttentionBackward"; }
+
+  // `grads` are those of out and, where the op returns it, of lse.
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const at::Tensor grad_lse = grads.size() > 1 ? grads[1] : at::Tensor();
+    if (!grads[0].defined() && !grad_lse.defined()) return variable_list(num_outputs());
+    const auto self = getptr();
+    const auto optional = [&](const SavedVariable& saved) {
+      const at::Tensor tensor = saved.unpack(self);
+      return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+    };
+    const at::Tensor result = out.unpack(self);
+    std::array<bool, 4> wanted;
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
+    const FourTensors gradients =
+        call_backward(grads[0].defined() ? grads[0] : zeros(result),
+                      grad_lse.defined() ? OptionalTensor(grad_lse) : std::nullopt,
+                      query.unpack(self), key.unpack(self), value.unpack(self), result,
+                      lse.unpack(self), optional(attn_mask), options.dropout_p, options.is_causal,
+                      options.scale, options.enable_gqa, options.window_left, options.window_right,
+                      options.softcap, optional(alibi_slopes), optional(sinks), wanted);
+    const auto& [grad_query, grad_key, grad_value, grad_mask] = gradients;
+    variable_list results = {grad_query, grad_key, grad_value, grad_mask};
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (!wanted[i]) results[i] = at::Tensor();
+    }
+    return results;
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SavedVariable* one : tensors()) one->reset_data();
+  }
+
+  // Compiled autograd: what the node depends on, and backward with other tensors in their place.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    for (const SavedVariable* one : {&query, &key, &value, &attn_mask, &alibi_slopes, &sinks}) {
+      args.collect(*one, false);
+    }
+    args.collect(out, true);
+    args.collect(lse, true);
+    args.collect(options.dropout_p);
+    args.collect(options.is_causal);
+    args.collect(options.scale);
+    args.collect(options.enable_gqa);
+    args.collect(options.window_left);
+    args.collect(options.window_right);
+    args.collect(options.softcap);
+  }
+  variable_list apply_with_saved(const variable_list& inputs,
+                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    for (SavedVariable* one : tensors()) saved.before(*one);
+    variable_list gradients = apply(variable_list(inputs));
+    for (SavedVariable* one : tensors()) saved.after(*one);
+    return gradients;
+  }
+
+ private:
+  std::array<SavedVariable*, 8> tensors() {
+    return {&query, &key, &value, &out, &lse, &attn_mask, &alibi_slopes, &sinks};
+  }
+};
+
+template <typename... Tensors>
+void refuse_forward_mode(const char* op, const Tensors&... tensors) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!(torch::autograd::isFwGradDefined(tensors) || ...),
+                              "flash_mps::", op, ": forward-mode differentiation is not supported",
+                              kWayRound);
+}
+
+void refuse_gradient(const char* op, const char* option, const OptionalTensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!(tensor.has_value() && tensor->requires_grad()), "flash_mps::", op,
+                              ": the gradient of ", option, " is not supported yet; expected ",
+                              option, " without requires_grad");
+}
+
+bool wants_gradients(const char* op, const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value, const OptionalTensor& attn_mask,
+                     const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
+  refuse_forward_mode(op, query, key, value, attn_mask, alibi_slopes, sinks);
+  if (!at::GradMode::is_enabled()) return false;
+  refuse_gradient(op, "alibi_slopes", alibi_slopes);
+  refuse_gradient(op, "sinks", sinks);
+  return torch::autograd::compute_requires_grad(query, key, value, attn_mask);
+}
+
+// Out and lse without a history.
+TensorPair forward(FLASH_MPS_PARAMETERS) {
+  static const auto op =
+      find_op<decltype(attention_with_lse_autograd)>("flash_mps::attention_with_lse");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(FLASH_MPS_ARGUMENTS);
+}
+
+// Out and lse, out with a history and, if it goes to the caller, lse too.
+TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
+  auto node = c10::make_intrusive<AttentionBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(query, key, value, attn_mask));
+  node->query = SavedVariable(query, /*is_output=*/false);
+  node->key = SavedVariable(key, /*is_output=*/false);
+  node->value = SavedVariable(value, /*is_output=*/false);
+  node->attn_mask = SavedVariable(attn_mask, /*is_output=*/false);
+  node->alibi_slopes = SavedVariable(alibi_slopes, /*is_output=*/false);
+  node->sinks = SavedVariable(sinks, /*is_output=*/false);
+  node->options = {.dropout_p = dropout_p,
+                   .is_causal = is_causal,
+                   .scale = scale,
+                   .enable_gqa = enable_gqa,
+                   .window_left = window_left,
+                   .window_right = window_right,
+                   .softcap = softcap};
+  const auto [out, lse] = forward(FLASH_MPS_ARGUMENTS);
+  torch::autograd::set_history(out, node);
+  if (returns_lse) torch::autograd::set_history(lse, node);
+  node->out = SavedVariable(out, /*is_output=*/true);
+  node->lse = SavedVariable(lse, /*is_output=*/returns_lse);
+  return {out, lse};
+}
+
+}  // namespace
+
+at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
+  static const auto op = find_op<decltype(attention_autograd)>("flash_mps::attention");
+  if (wants_gradients("attention", query, key, value, attn_mask, alibi_slopes, sinks)) {
+    return std::get<0>(differentiable_forward(/*returns_lse=*/false, FLASH_MPS_ARGUMENTS));
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(FLASH_MPS_ARGUMENTS);
+}
+
+TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
+  if (wants_gradients("attention_with_lse", query, key, value, attn_mask, alibi_slopes, sinks)) {
+    return differentiable_forward(/*returns_lse=*/true, FLASH_MPS_ARGUMENTS);
+  }
+  return forward(FLASH_MPS_ARGUMENTS);
+}
+
+// Gradients of gradients: asking for them (create_graph=True) is fine, using them is an error.
+FourTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS) {
+  refuse_forward_mode("attention_backward", grad_out, grad_lse, query, key, value, out, lse,
+                      attn_mask);
+  FourTensors gradients;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    gradients = call_backward(FLASH_MPS_BACKWARD_ARGUMENTS);
+  }
+  if (!torch::autograd::compute_requires_grad(grad_out, grad_lse, query, key, value, out, lse,
+                                              attn_mask)) {
+    return gradients;
+  }
+  const auto node = c10::make_intrusive<torch::autograd::Error>(
+      std::string("flash_mps::attention_backward: double backward is not supported") + kWayRound,
+      torch::autograd::collect_next_edges(grad_out, grad_lse, query, key, value, out, lse,
+                                          attn_mask));
+  const auto& [grad_query, grad_key, grad_value, grad_mask] = gradients;
+  const std::array<at::Tensor, 4> all = {grad_query, grad_key, grad_value, grad_mask};
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (output_mask[i]) torch::autograd::set_history(all[i], node);
+  }
+  return gradients;
+}
+
+}  // namespace flash_mps

@@ -1,0 +1,54 @@
+#include "flash_launch.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace flash_mps {
+
+namespace {
+
+// macOS kills a dispatch that keeps the display waiting for seconds. 4e11 floating-point operations
+// are 0.15 s at the 2.6 TFLOPS of the smallest GPU (M1, 8 cores).
+double max_work_per_dispatch() {
+  static const double limit = [] {
+    const char* text = std::getenv("TORCH_FLASH_MPS_MAX_DISPATCH_FLOP");
+    const double chosen = text != nullptr ? std::strtod(text, nullptr) : 0.0;
+    return chosen > 0.0 ? chosen : 4e11;
+  }();
+  return limit;
+}
+
+}  // namespace
+
+Device& require_device(const char* op) {
+  Device* gpu = device();
+  TORCH_CHECK(gpu != nullptr, "flash_mps::", op, ": expected a Metal device, got none");
+  return *gpu;
+}
+
+const Pipeline* require_pipeline(const char* op, const KernelKey& key) {
+  const auto [pipeline, error] =
+      require_device(op).pipeline(key.cache_key(), [&] { return key.source(); });
+  TORCH_CHECK(pipeline != nullptr, "flash_mps::", op, ": ", error);
+  return pipeline;
+}
+
+void encode(const char* op, std::span<const Launch> launches) {
+  const std::string error = require_device(op).launch(launches);
+  TORCH_CHECK(error.empty(), "flash_mps::", op, ": ", error);
+}
+
+Binding bind(const at::Tensor& tensor, uint32_t slot) {
+  return {
+      .buffer = tensor.storage().data(),
+      .byte_offset = static_cast<uint64_t>(tensor.storage_offset() * tensor.element_size()),
+      .slot = slot,
+  };
+}
+
+int64_t blocks_per_dispatch(int64_t num_blocks, double work) {
+  const double dispatches = std::max(1.0, work / max_work_per_dispatch());
+  return std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(num_blocks) / dispatches));
+}
+
+}  // namespace flash_mps

@@ -1,0 +1,26 @@
+// What every op does on its way to the device: pipelines by key, bindings, splitting of long work.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "device.h"
+#include "kernel_key.h"
+
+namespace flash_mps {
+
+// Throws when there is no Metal device.
+Device& require_device(const char* op);
+
+// The pipeline of a key, built the first time; throws with the compiler's text when it cannot be.
+const Pipeline* require_pipeline(const char* op, const KernelKey& key);
+
+// Encodes; throws with Metal's text on failure.
+void encode(const char* op, std::span<const Launch> launches);
+
+// A tensor's storage and byte offset at a buffer slot.
+Binding bind(const at::Tensor& tensor, uint32_t slot);
+
+// How many of `num_blocks` one dispatch may hold, for `work` floating-point operations in all.
+int64_t blocks_per_dispatch(int64_t num_blocks, double work);
+
+}  // namespace flash_mps

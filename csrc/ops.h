@@ -1,0 +1,47 @@
+// The parameters that the ops share, and what runs above the devices: autograd and autocast.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+namespace flash_mps {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// In the order of the schemas. AttnOptions has a field of the same name for each option.
+#define FLASH_MPS_OPTION_PARAMETERS                                                               \
+  const OptionalTensor &attn_mask, double dropout_p, bool is_causal, std::optional<double> scale, \
+      bool enable_gqa, int64_t window_left, int64_t window_right, double softcap,                 \
+      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks
+#define FLASH_MPS_OPTIONS                                                                 \
+  attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right, softcap, \
+      alibi_slopes, sinks
+
+#define FLASH_MPS_PARAMETERS                                               \
+  const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, \
+      FLASH_MPS_OPTION_PARAMETERS
+#define FLASH_MPS_ARGUMENTS query, key, value, FLASH_MPS_OPTIONS
+
+#define FLASH_MPS_BACKWARD_PARAMETERS                                                  \
+  const at::Tensor &grad_out, const OptionalTensor &grad_lse, const at::Tensor &query, \
+      const at::Tensor &key, const at::Tensor &value, const at::Tensor &out,           \
+      const at::Tensor &lse, FLASH_MPS_OPTION_PARAMETERS, std::array<bool, 4> output_mask
+#define FLASH_MPS_BACKWARD_ARGUMENTS \
+  grad_out, grad_lse, query, key, value, out, lse, FLASH_MPS_OPTIONS, output_mask
+
+at::Tensor attention_autograd(FLASH_MPS_PARAMETERS);
+TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS);
+FourTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS);
+
+template <c10::DeviceType DEVICE>
+at::Tensor attention_autocast(FLASH_MPS_PARAMETERS);
+template <c10::DeviceType DEVICE>
+TensorPair attention_with_lse_autocast(FLASH_MPS_PARAMETERS);
+
+}  // namespace flash_mps

@@ -1,0 +1,175 @@
+// flash_bwd_dq: the gradient of query (Dao 2023, "FlashAttention-2", algorithm 2, without its atomics: one
+// threadgroup owns its query rows).
+//
+//   load lse, delta [, Q, dO]          rows of one simdgroup; Q and dO where they have registers
+//   dQ = 0
+//   for each K block that a row of the threadgroup sees:
+//     [stage K, V]                     Staged path only
+//     S = Q Kᵀ; S = score_fwd(S); hide keys; P = exp(S - lse)
+//     dP = dO Vᵀ; dS = P (dP - delta)
+//     dQ = dQ + dS K
+//   dQ = dQ · scale
+//
+// Grid: (query blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
+// Threadgroup memory: Staged BK · (D + DV + 2 pads of 16 bytes) · sizeof(T); Direct none.
+// Launched by csrc/flash_bwd.cpp.
+
+#include "attn_params.h"
+#include "tile.h"
+#include "online_softmax.h"
+#include "mask.h"
+#include "score_mod.h"
+#include "softmax_bwd.h"
+
+namespace flash_mps {
+
+template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGISTERS>
+[[kernel]] void flash_bwd_dq(
+    const device T* query [[buffer(kQueryBuffer)]],
+    const device T* key [[buffer(kKeyBuffer)]],
+    const device T* value [[buffer(kValueBuffer)]],
+    const device T* dout [[buffer(kDOutBuffer)]],
+    const device float* lse [[buffer(kLseBuffer)]],
+    const device float* delta [[buffer(kDeltaBuffer)]],
+    device T* dquery [[buffer(kDQueryBuffer)]],
+    constant AttnBwdParams& bwd [[buffer(kParamsBuffer)]],
+    const device uchar* mask [[buffer(kMaskBuffer), function_constant(has_mask)]],
+    uint3 block [[threadgroup_position_in_grid]],
+    uint thread_idx [[thread_index_in_threadgroup]],
+    uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constant AttnParams& params = bwd.fwd;
+  constexpr int kWordElements = kWideBytes / int(sizeof(T));
+  constexpr int kKPitch = D + kWordElements;
+  constexpr int kVPitch = DV + kWordElements;
+  constexpr int kThreads = BQ / kFragment * kSimdWidth;
+  static_assert(D % kFragment == 0 && DV % kFragment == 0, "round head_dim up to a multiple of 8");
+  static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
+  static_assert(BK <= 32, "block_k: the keys that a block shows are kept in 32 bits");
+  static_assert(
+      !STAGED || BK * (kKPitch + kVPitch) * int(sizeof(T)) <= 32768,
+      "K and V tiles exceed 32 KB: lower block_k in instances.h");
+  threadgroup uint4 K_words[STAGED ? BK * kKPitch / kWordElements : 1];
+  threadgroup uint4 V_words[STAGED ? BK * kVPitch / kWordElements : 1];
+  threadgroup T* K_tile = reinterpret_cast<threadgroup T*>(K_words);
+  threadgroup T* V_tile = reinterpret_cast<threadgroup T*>(V_words);
+
+  // Locate the tile.
+  const LanePosition at = lane_position(lane);
+  const int batch_idx = int(block.z);
+  const int head_idx = int(block.y);
+  const int kv_head_idx = head_idx / params.group_size;
+  const int block_first = (params.first_q_block + int(block.x)) * BQ;
+  const int block_last = metal::min(block_first + BQ, params.seqlen_q) - 1;
+  const int first_row = block_first + int(simdgroup_idx) * kFragment;
+  const int last_row = metal::min(first_row + kFragment, params.seqlen_q) - 1;
+  const int rows = last_row - first_row + 1;
+  const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
+                           first_row * params.q_stride_s;
+  const device T* dO_rows = dout + batch_idx * bwd.dout_stride_b + head_idx * bwd.dout_stride_h +
+                            first_row * bwd.dout_stride_s;
+  const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
+  const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
+  const device uchar* plane = has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+
+  // Load lse, delta, Q, dO.
+  const int64_t row =
+      (int64_t(batch_idx) * params.num_heads_q + head_idx) * params.seqlen_q + first_row + at.row;
+  const bool is_row = at.row < rows;
+  const float row_shift = is_row ? softmax_shift(lse[row]) : 0.0f;
+  const float row_delta = is_row ? delta[row] : 0.0f;
+  Strip<T, IN_REGISTERS ? D / kFragment : 1> Q;
+  Strip<T, IN_REGISTERS ? DV / kFragment : 1> dO;
+  if (IN_REGISTERS) {
+    load_strip(Q, Q_rows, params.q_stride_s, rows, params.head_dim, lane);
+    load_strip(dO, dO_rows, bwd.dout_stride_s, rows, params.head_dim_v, lane);
+  }
+  Strip<float, D / kFragment> dQ;
+  fill(dQ, 0.0f);
+
+  const IndexRange block_keys = keys_seen_by_any(params, block_first, block_last);
+  const IndexRange any_keys = keys_seen_by_any(params, first_row, last_row);
+  const IndexRange all_keys = keys_seen_by_all(params, first_row, last_row);
+  for (int k_start = block_keys.begin / BK * BK; k_start < block_keys.end; k_start += BK) {
+    const int keys = metal::min(BK, params.seqlen_k - k_start);
+    const device T* K_rows = K_head + k_start * params.k_stride_s;
+    const device T* V_rows = V_head + k_start * params.v_stride_s;
+    if (STAGED) {
+      // The tiles of the block before are used up.
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      stage_tile<T, BK, D, kKPitch, kThreads>(
+          K_tile, K_rows, params.k_stride_s, keys, params.head_dim, params.k_is_wide, thread_idx);
+      stage_tile<T, BK, DV, kVPitch, kThreads>(
+          V_tile, V_rows, params.v_stride_s, keys, params.head_dim_v, params.v_is_wide, thread_idx);
+      // Every thread reads what others staged.
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    }
+    if (rows <= 0 || k_start >= any_keys.end || k_start + BK <= any_keys.begin) {
+      continue;
+    }
+
+    // S = Q Kᵀ
+    Strip<float, BK / kFragment> S;
+    fill(S, 0.0f);
+    FLASH_MPS_UNROLL
+    for (int d = 0; d < D; d += kFragment) {
+      thread Fragment<T>& Q_fragment = Q.fragments[IN_REGISTERS ? d / kFragment : 0];
+      const int columns = params.head_dim - d;
+      if (!IN_REGISTERS) {
+        load_fragment(Q_fragment, Q_rows + d, params.q_stride_s, rows, columns, lane);
+      }
+      if (STAGED) {
+        multiply_transposed(S, Q_fragment, K_tile + d, kKPitch, BK, kFragment, lane);
+      } else {
+        multiply_transposed(S, Q_fragment, K_rows + d, params.k_stride_s, keys, columns, lane);
+      }
+    }
+
+    // S = score_fwd(S); hide keys; P = exp(S - lse)
+    score_fwd<T, false>(S, params, plane, first_row, k_start, at);
+    const bool has_hidden_keys =
+        has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
+    uint seen = ~0u;
+    if (has_hidden_keys) {
+      seen = apply_visibility<false>(S, params, plane, first_row, k_start, at);
+    }
+    probabilities(S, row_shift);
+
+    // dP = dO Vᵀ; dS = P (dP - delta)
+    Strip<float, BK / kFragment> dS;
+    fill(dS, 0.0f);
+    FLASH_MPS_UNROLL
+    for (int d = 0; d < DV; d += kFragment) {
+      thread Fragment<T>& dO_fragment = dO.fragments[IN_REGISTERS ? d / kFragment : 0];
+      const int columns = params.head_dim_v - d;
+      if (!IN_REGISTERS) {
+        load_fragment(dO_fragment, dO_rows + d, bwd.dout_stride_s, rows, columns, lane);
+      }
+      if (STAGED) {
+        multiply_transposed(dS, dO_fragment, V_tile + d, kVPitch, BK, kFragment, lane);
+      } else {
+        multiply_transposed(dS, dO_fragment, V_rows + d, params.v_stride_s, keys, columns, lane);
+      }
+    }
+    softmax_bwd(dS, S, row_delta);
+
+    // dQ = dQ + dS K
+    FLASH_MPS_UNROLL
+    for (int d = 0; d < D; d += kFragment) {
+      thread Fragment<float>& dQ_fragment = dQ.fragments[d / kFragment];
+      if (STAGED) {
+        multiply<T>(dQ_fragment, dS, K_tile + d, kKPitch, BK, kFragment, seen, lane);
+      } else {
+        const int columns = params.head_dim - d;
+        multiply<T>(dQ_fragment, dS, K_rows + d, params.k_stride_s, keys, columns, seen, lane);
+      }
+    }
+  }
+
+  // dQ = dQ · scale
+  device T* dQ_rows = dquery + batch_idx * bwd.dq_stride_b + head_idx * bwd.dq_stride_h +
+                      first_row * bwd.dq_stride_s;
+  store_strip(dQ, params.softmax_scale, dQ_rows, bwd.dq_stride_s, rows, params.head_dim, lane);
+}
+
+}  // namespace flash_mps

@@ -1,0 +1,103 @@
+"""The table of docs/backward.md: where the operands of every backward row lie, and what that costs.
+
+    python tests/backward_table.py            # prints it
+    python tests/backward_table.py --write    # puts it into docs/backward.md
+
+Made from the rows that the library has (metal/instances.h), for head_dim = head_dim_v = the row's.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from torch_flash_mps._extension import extension
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "backward.md"
+BEGIN, END = "<!-- backward table: begin -->", "<!-- backward table: end -->"
+
+FRAGMENT = 8
+FLOAT_REGISTERS = 2      # of one lane, for its two float32 elements of a fragment
+PAD_BYTES = 16           # at the end of a staged row
+LSE_AND_DELTA_BYTES = 8  # of a staged row
+DKV_COLUMNS = int(re.search(
+    r"#define FLASH_BWD_DKV_COLUMNS (\d+)", (ROOT / "metal" / "instances.h").read_text())[1])
+
+HEADER = ("kernel", "family", "bytes", "head_dim up to", "block_q × block_k", "path", "own tiles",
+          "registers a lane", "threadgroup memory", "products")
+
+
+def backward_rows() -> list[dict]:
+    return [row for row in extension().tilings() if row["op"].startswith("flash_bwd_d")]
+
+
+def is_dkv(row: dict) -> bool:
+    return row["op"] == "flash_bwd_dkv"
+
+
+def head_blocks(row: dict) -> int:
+    return -(-row["max_head_dim"] // DKV_COLUMNS) if is_dkv(row) else 1
+
+
+def products(row: dict) -> int:
+    """Matrix products of a block: S and dP once per head block; dQ, or dK and dV."""
+    return 2 * head_blocks(row) + (2 if is_dkv(row) else 1)
+
+
+def registers(row: dict) -> dict[str, int]:
+    """32-bit registers of one lane that live through the loop, by operand."""
+    wide = row["max_head_dim"] // FRAGMENT
+    operand = wide if row["home"] == "registers" else 1
+    per_operand = operand * row["element_bytes"] // 2
+    streamed = row["block_q" if is_dkv(row) else "block_k"] // FRAGMENT
+    scores = {"S": streamed * FLOAT_REGISTERS, "dS": streamed * FLOAT_REGISTERS}
+    if not is_dkv(row):
+        return {"Q": per_operand, "dO": per_operand, "dQ": wide * FLOAT_REGISTERS, **scores,
+                "lse, delta": 2}
+    accumulator = min(row["max_head_dim"], DKV_COLUMNS) // FRAGMENT * FLOAT_REGISTERS
+    return {"K": per_operand, "V": per_operand, "dK": accumulator, "dV": accumulator, **scores,
+            "lse, delta": 2 * streamed * FLOAT_REGISTERS}
+
+
+def threadgroup_bytes(row: dict) -> int:
+    if row["path"] == "direct":
+        return 0
+    row_bytes = 2 * (row["max_head_dim"] * row["element_bytes"] + PAD_BYTES)
+    if is_dkv(row):
+        return row["block_q"] * (row_bytes + LSE_AND_DELTA_BYTES)
+    return row["block_k"] * row_bytes
+
+
+def line(row: dict) -> tuple[str, ...]:
+    parts = registers(row)
+    return (
+        row["op"], row["family"], str(row["element_bytes"]), str(row["max_head_dim"]),
+        f"{row['block_q']} × {row['block_k']}", row["path"], row["home"],
+        f"**{sum(parts.values())}** = {' + '.join(map(str, parts.values()))}",
+        f"{threadgroup_bytes(row):,}", str(products(row)),
+    )
+
+
+def backward_table() -> str:
+    lines = [HEADER, ("---",) * len(HEADER), *map(line, backward_rows())]
+    return "\n".join("| " + " | ".join(one) + " |" for one in lines)
+
+
+def table_in_document() -> str:
+    """What docs/backward.md has between its two markers."""
+    return DOCUMENT.read_text().split(BEGIN)[1].split(END)[0].strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="replace it in docs/backward.md")
+    if parser.parse_args().write:
+        before, rest = DOCUMENT.read_text().split(BEGIN)
+        after = rest.split(END)[1]
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{backward_table()}\n{END}{after}")
+    else:
+        print(backward_table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""How gradients are judged: against float64 autograd through the oracle, by `checks.check`."""
+
+from collections.abc import Callable
+
+import torch
+from cases import Case, make_inputs
+from checks import attention_and_lse_lowp, check
+from torch import Tensor
+
+import torch_flash_mps
+from torch_flash_mps.reference import attention_ref
+
+NAMES = ("query", "key", "value", "attn_mask")
+
+#: Every operand by name; a mask may be None.
+Operands = dict[str, Tensor | None]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, **options):
+    """Out and lse of the op; `enable_gqa` is set where the head counts ask for it."""
+    return torch_flash_mps.attention(
+        q, k, v, attn_mask=attn_mask, return_lse=True,
+        enable_gqa=q.dim() > 2 and q.shape[-3] != k.shape[-3], **options,
+    )
+
+
+def gradients(
+    function: Callable[..., tuple[Tensor, Tensor]], operands: Operands, grad_out: Tensor,
+    grad_lse: Tensor | None = None, dtype: torch.dtype | None = None,
+) -> dict[str, Tensor]:
+    """Gradients of all floating-point operands of `function(q, k, v, attn_mask)`.
+
+    With a `dtype` the operands are first taken to the CPU and to that dtype.
+    """
+    def leaf(x: Tensor | None) -> Tensor | None:
+        if x is None or not x.is_floating_point():
+            return x if x is None or dtype is None else x.cpu()
+        return (x if dtype is None else x.cpu().to(dtype)).detach().requires_grad_()
+
+    leaves = {name: leaf(operands[name]) for name in NAMES}
+    wanted = {name: x for name, x in leaves.items() if x is not None and x.requires_grad}
+    out, lse = function(*leaves.values())
+    outputs, grads = ([out], [grad_out]) if grad_lse is None else ([out, lse], [grad_out, grad_lse])
+    grads = [grad.to(one) for grad, one in zip(grads, outputs, strict=True)]
+    return dict(zip(wanted, torch.autograd.grad(outputs, list(wanted.values()), grads),
+                    strict=True))
+
+
+def check_gradients(
+    operands: Operands, grad_out: Tensor, grad_lse: Tensor | None = None, case_id: str = "",
+    **options,
+) -> dict[str, Tensor]:
+    """Judges every gradient of the op, shape and dtype included. Returns them."""
+    got = gradients(lambda *x: attend(*x, **options), operands, grad_out, grad_lse)
+
+    def reference(function: Callable, dtype: torch.dtype) -> dict[str, Tensor]:
+        def call(q, k, v, mask):
+            return function(q, k, v, attn_mask=mask, **options)
+
+        return gradients(call, operands, grad_out, grad_lse, dtype)
+
+    dtype = operands["query"].dtype
+    ref = reference(attention_ref, torch.float64)
+    lowp = reference(attention_and_lse_lowp, dtype)
+    assert list(got) == list(ref)
+    for name, gradient in got.items():
+        assert gradient.dtype == operands[name].dtype, f"{case_id}: dtype of {name}'s gradient"
+        assert gradient.device == operands[name].device
+        check(gradient, ref[name], lowp[name], dtype=dtype, case_id=f"{case_id}, {name}")
+    return got
+
+
+def case_operands(case: Case, device: torch.device | str, seed: int = 0) -> Operands:
+    """The operands of `make_inputs`, by name."""
+    inputs = make_inputs(case, device, seed)
+    return {"query": inputs.query, "key": inputs.key, "value": inputs.value,
+            "attn_mask": inputs.attn_mask}
+
+
+def case_options(case: Case) -> dict:
+    return {"is_causal": case.causal, "scale": case.scale}
+
+
+def output_gradients(case: Case, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Random gradients of out (in query's dtype) and of lse."""
+    generator = torch.Generator().manual_seed(1)
+    rows = (case.batch, case.num_heads_q, case.seqlen_q)
+    grad_out = torch.randn(*rows, case.value_dim, generator=generator).to(case.dtype)
+    return grad_out.to(device), torch.randn(rows, generator=generator).to(device)
+
+
+def check_case_gradients(case: Case, device: torch.device, *, through_lse: bool = False):
+    """`check_gradients` on the random inputs of a case."""
+    grad_out, grad_lse = output_gradients(case, device)
+    return check_gradients(case_operands(case, device), grad_out, grad_lse if through_lse else None,
+                           case_id=case.id, **case_options(case))
