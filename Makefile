@@ -1,4 +1,5 @@
 # make demo    run a language model through the Metal kernels
+# make train   train a small GPT through them, beside textbook attention
 # make test    everything that CI checks
 # make check   format and lint
 # make format  format the C++ and Metal sources
@@ -31,12 +32,16 @@ install_torch = $(PIP) install torch==$(TORCH)+cpu 2>/dev/null || \
 	$(PIP) install torch==$(TORCH)+cpu --extra-index-url $(TORCH_INDEX)
 endif
 
-.PHONY: demo test check format macos bench build clean system
+.PHONY: demo train test check format macos bench build clean system
 .DEFAULT_GOAL := build
 
 demo: build .venv/.models
 	@echo "==> Generating text with SmolLM2-135M-Instruct"
 	@$(PY) examples/generate.py
+
+train: build
+	@echo "==> Training a small GPT with the Metal kernels, then with textbook attention"
+	@$(PY) examples/train.py --compare
 
 test: build macos .venv/.models
 	@echo "==> Running the tests"

@@ -29,3 +29,10 @@ def test_embed():
     text = _run("embed.py")
     assert float(re.search(r"smallest cosine (\S+)", text)[1]) > 0.99999
     assert float(re.search(r"largest difference (\S+),", text)[1]) < 1e-4
+
+
+def test_finetune():
+    """Two steps; examples/finetune.py itself fails where a loss differs or a kernel did not run."""
+    text = _run("finetune.py", "--steps", "2", "--length", "16")
+    assert "60 of 60 attention calls, 60 backward" in text
+    assert float(re.search(r"largest relative difference (\S+)", text)[1]) < 1e-4
