@@ -33,6 +33,26 @@ torch.save((operands, [leaf.grad.cpu() for leaf in leaves], names), sys.argv[1])
 """
 
 
+CONCURRENT = """
+import sys
+import torch
+if sys.platform == "linux":
+    import torch_flash_mps.simulator as simulator
+    simulator.checks(True)
+    simulator.shuffle(1)
+import torch_flash_mps
+torch.manual_seed(0)
+operands = [torch.randn(1, 2, 40, 16) for _ in range(4)]
+*leaves, grad_out = (operand.to("mps") for operand in operands)
+mask = torch.zeros(40, 40).to("mps").requires_grad_()
+leaves = [leaf.requires_grad_() for leaf in leaves]
+out = torch_flash_mps.attention(*leaves, attn_mask=mask)
+got = torch.autograd.grad(out, [*leaves, mask], grad_out)
+torch.mps.synchronize()
+torch.save((operands, [gradient.cpu() for gradient in got]), sys.argv[1])
+"""
+
+
 @pytest.mark.parametrize(("tiling", "dtype"), tiling_cases("flash_bwd_dq", "flash_bwd_dkv"))
 def test_instance(device, checked, on_family, tiling, dtype):
     if not on_family(tiling["family"]):
@@ -99,6 +119,19 @@ def test_HD_13_split_work_gives_the_same_gradients(tmp_path):
     attention_ref(*leaves, is_causal=True)[0].sum().backward()
     for gradient, leaf in zip(got, leaves, strict=True):
         check_exact(gradient, leaf.grad, 1e-5)
+
+
+def test_HD_04_dependent_dispatches_are_ordered_in_a_concurrent_encoder(tmp_path):
+    result = tmp_path / "result.pt"
+    subprocess.run([sys.executable, "-c", CONCURRENT, str(result)], check=True,
+                   env={**os.environ, "TORCH_FLASH_MPS_SIM_CONCURRENT": "1"})
+    operands, got = torch.load(result)
+    *leaves, grad_out = (operand.double() for operand in operands)
+    leaves = [*(leaf.requires_grad_() for leaf in leaves),
+              torch.zeros(40, 40, dtype=torch.float64, requires_grad=True)]
+    out, _ = attention_ref(*leaves[:3], attn_mask=leaves[3])
+    for gradient, expected in zip(got, torch.autograd.grad(out, leaves, grad_out), strict=True):
+        check_exact(gradient, expected, 1e-5)
 
 
 def test_only_what_is_asked_for_is_computed(device, simulator):

@@ -3,6 +3,7 @@
 #include <c10/metal/error.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -23,6 +24,13 @@ void check_on_queue(dispatch_queue_t queue) {
   sim::report_fault(
       "MPSStream::commandEncoder(): expected a call from a block on the stream's dispatch queue, "
       "found one from outside; wrap the encoding in dispatch_sync(stream->queue(), ^{ ... })");
+}
+
+// PyTorch's encoders are serial so far. A concurrent one shows whether host code orders its own
+// dispatches.
+MTLDispatchType dispatch_type() {
+  static const bool is_concurrent = std::getenv("TORCH_FLASH_MPS_SIM_CONCURRENT") != nullptr;
+  return is_concurrent ? MTLDispatchTypeConcurrent : MTLDispatchTypeSerial;
 }
 
 c10::metal::ErrorMessages* errors_in(MTLBuffer_t buffer) {
@@ -99,7 +107,8 @@ MTLComputeCommandEncoder_t MPSStream::commandEncoder() {
   check_on_queue(_serialQueue);
   if (!_commandEncoder) {
     @autoreleasepool {
-      _commandEncoder = [[commandBuffer() computeCommandEncoder] retain];
+      _commandEncoder =
+          [[commandBuffer() computeCommandEncoderWithDispatchType:dispatch_type()] retain];
     }
   }
   return _commandEncoder;
