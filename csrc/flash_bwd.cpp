@@ -194,6 +194,38 @@ void launch_dmask(const Backward& bwd) {
   encode(bwd.op, {&one, 1});
 }
 
+bool is_broadcast(const AttnProblem& problem, const at::Tensor& operand) {
+  return operand.size(0) != problem.batch;
+}
+
+// A gradient that is summed over the batch is to be rounded once, after the sum: in 16 bits, everything
+// is computed in float32.
+AttnGradients flash_bwd_in_float32(const char* op, const AttnProblem& problem,
+                                   const at::Tensor& out, const at::Tensor& lse,
+                                   const at::Tensor& grad_out, const at::Tensor& grad_lse,
+                                   WantedGradients wanted) {
+  AttnProblem wide = problem;
+  for (at::Tensor* operand : {&wide.query, &wide.key, &wide.value}) {
+    *operand = operand->to(at::kFloat);
+  }
+  if (problem.mask_kind == kSameMask) {
+    wide.mask = problem.mask.to(at::kFloat);
+    wide.mask_kind = kFloatMask;
+  }
+  wide.type = ElementType::Float32;
+  AttnGradients gradients =
+      flash_bwd(op, wide, out.to(at::kFloat), lse, grad_out.to(at::kFloat), grad_lse, wanted);
+  const auto narrow = [](at::Tensor& gradient, const at::Tensor& operand) {
+    if (!gradient.defined()) return;
+    gradient = at::sum_to(gradient, operand.sizes()).to(operand.scalar_type());
+  };
+  narrow(gradients.query, problem.query);
+  narrow(gradients.key, problem.key);
+  narrow(gradients.value, problem.value);
+  narrow(gradients.mask, problem.mask);
+  return gradients;
+}
+
 }  // namespace
 
 AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Tensor& out,
@@ -212,6 +244,12 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Te
     trim(padded.key, problem.head_dim);
     trim(padded.value, problem.head_dim_v);
     return padded;
+  }
+  const bool sums_over_batch = is_broadcast(problem, problem.query) ||
+                               is_broadcast(problem, problem.key) ||
+                               is_broadcast(problem, problem.value);
+  if (problem.type != ElementType::Float32 && sums_over_batch) {
+    return flash_bwd_in_float32(op, problem, out, lse, grad_out, grad_lse, wanted);
   }
   const GpuFamily family = tuned_family(require_device(op).gpu_family());
   const auto reason = flash_fwd_unsupported(problem, family);

@@ -134,6 +134,25 @@ def test_HD_04_dependent_dispatches_are_ordered_in_a_concurrent_encoder(tmp_path
         check_exact(gradient, expected, 1e-5)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradient_of_a_broadcast_batch_is_rounded_once(device, masked):
+    q, grad_out = (torch.randn(64, 2, 9, 16, dtype=torch.float16) for _ in range(2))
+    k, v = (torch.randn(1, 2, 11, 16, dtype=torch.float16) for _ in range(2))
+    bias = torch.randn(9, 11, dtype=torch.float16) if masked else None
+
+    def gradient_of_value(function, dtype, place):
+        query, key, value = (x.to(place, dtype).requires_grad_() for x in (q, k, v))
+        mask = None if bias is None else bias.to(place, dtype)
+        out = function(query, key, value, attn_mask=mask)
+        return torch.autograd.grad(out, value, grad_out.to(place, dtype))[0]
+
+    got = gradient_of_value(torch_flash_mps.attention, torch.float16, device)
+    exact = gradient_of_value(lambda *x, **o: attention_ref(*x, **o)[0], torch.float64, "cpu")
+    assert got.dtype == torch.float16 and got.shape == v.shape
+    half_a_unit = exact.abs() * 2**-11   # of the last place, at most
+    assert ((got.cpu().double() - exact).abs() <= half_a_unit + 2e-5).all()
+
+
 def test_only_what_is_asked_for_is_computed(device, simulator):
     if simulator is None:
         return   # a Mac has no counters
