@@ -7,6 +7,7 @@
 #include "device.h"
 #include "flash_fwd.h"
 #include "metal_sources.h"
+#include "ops.h"
 #include "sdpa.h"
 #include "tiling.h"
 
@@ -50,26 +51,11 @@ py::dict not_run(const std::string& reason) {
   return plan;
 }
 
-py::dict explain(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                 const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
-                 std::optional<double> scale, bool enable_gqa, int64_t window_left,
-                 int64_t window_right, double softcap,
-                 const std::optional<at::Tensor>& alibi_slopes,
-                 const std::optional<at::Tensor>& sinks, bool return_lse) {
+py::dict explain(FLASH_MPS_PARAMETERS, bool return_lse) {
   const char* op = return_lse ? "attention_with_lse" : "attention";
   std::optional<AttnProblem> problem;
   try {
-    problem = check_inputs(op, query, key, value,
-                           {.attn_mask = attn_mask,
-                            .dropout_p = dropout_p,
-                            .is_causal = is_causal,
-                            .scale = scale,
-                            .enable_gqa = enable_gqa,
-                            .window_left = window_left,
-                            .window_right = window_right,
-                            .softcap = softcap,
-                            .alibi_slopes = alibi_slopes,
-                            .sinks = sinks});
+    problem = check_arguments(op, FLASH_MPS_ARGUMENTS);
   } catch (const c10::Error& error) {
     return not_run(error.what_without_backtrace());
   }

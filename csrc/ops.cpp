@@ -12,19 +12,7 @@
 
 namespace flash_mps {
 
-namespace {
-
-#define FLASH_MPS_SCHEMA                                                                    \
-  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "  \
-  "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
-  "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None)"
-#define FLASH_MPS_BACKWARD_SCHEMA                                                             \
-  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "  \
-  "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
-  "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
-  "Tensor? sinks, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
-
-AttnProblem check(const char* op, FLASH_MPS_PARAMETERS) {
+AttnProblem check_arguments(const char* op, FLASH_MPS_PARAMETERS) {
   return check_inputs(op, query, key, value,
                       {.attn_mask = attn_mask,
                        .dropout_p = dropout_p,
@@ -38,24 +26,38 @@ AttnProblem check(const char* op, FLASH_MPS_PARAMETERS) {
                        .sinks = sinks});
 }
 
+namespace {
+
+#define FLASH_MPS_SCHEMA                                                                    \
+  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "  \
+  "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
+  "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None)"
+#define FLASH_MPS_BACKWARD_SCHEMA                                                             \
+  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "  \
+  "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
+  "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
+  "Tensor? sinks, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
+
 constexpr const char* kAttention = "attention";
 constexpr const char* kAttentionWithLse = "attention_with_lse";
 constexpr const char* kAttentionBackward = "attention_backward";
 
 at::Tensor attention_mps(FLASH_MPS_PARAMETERS) {
-  return std::get<0>(flash_fwd(kAttention, check(kAttention, FLASH_MPS_ARGUMENTS), false));
+  return std::get<0>(
+      flash_fwd(kAttention, check_arguments(kAttention, FLASH_MPS_ARGUMENTS), false));
 }
 
 TensorPair attention_with_lse_mps(FLASH_MPS_PARAMETERS) {
-  return flash_fwd(kAttentionWithLse, check(kAttentionWithLse, FLASH_MPS_ARGUMENTS), true);
+  return flash_fwd(kAttentionWithLse, check_arguments(kAttentionWithLse, FLASH_MPS_ARGUMENTS),
+                   true);
 }
 
 at::Tensor attention_on_cpu(FLASH_MPS_PARAMETERS) {
-  return std::get<0>(attention_cpu(check(kAttention, FLASH_MPS_ARGUMENTS), false));
+  return std::get<0>(attention_cpu(check_arguments(kAttention, FLASH_MPS_ARGUMENTS), false));
 }
 
 TensorPair attention_with_lse_on_cpu(FLASH_MPS_PARAMETERS) {
-  return attention_cpu(check(kAttentionWithLse, FLASH_MPS_ARGUMENTS), true);
+  return attention_cpu(check_arguments(kAttentionWithLse, FLASH_MPS_ARGUMENTS), true);
 }
 
 using BackwardKernel = AttnGradients(const char* op, const AttnProblem& problem,
@@ -67,7 +69,7 @@ template <BackwardKernel& KERNEL>
 FourTensors attention_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
   // Backward may run under autocast, which must not reach the torch ops in here.
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
-  const AttnProblem problem = check(kAttentionBackward, FLASH_MPS_ARGUMENTS);
+  const AttnProblem problem = check_arguments(kAttentionBackward, FLASH_MPS_ARGUMENTS);
   const at::Tensor grad_lse_or_none = grad_lse.value_or(at::Tensor());
   check_results(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none);
   const auto [wants_query, wants_key, wants_value, wants_mask] = output_mask;

@@ -8,6 +8,8 @@
 #include <optional>
 #include <tuple>
 
+#include "attn_args.h"
+
 namespace flash_mps {
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -34,6 +36,9 @@ using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
       const at::Tensor &lse, FLASH_MPS_OPTION_PARAMETERS, std::array<bool, 4> output_mask
 #define FLASH_MPS_BACKWARD_ARGUMENTS \
   grad_out, grad_lse, query, key, value, out, lse, FLASH_MPS_OPTIONS, output_mask
+
+// check_inputs() of an op's arguments.
+AttnProblem check_arguments(const char* op, FLASH_MPS_PARAMETERS);
 
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS);
 TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS);
