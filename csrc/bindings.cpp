@@ -95,6 +95,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("explain", &explain);
   m.def("device_name", [] { return device() ? device()->name() : std::string(); });
   m.def("gpu_family", [] { return device() ? device()->gpu_family() : 0; });
+  m.def("gpu_cores", [] { return device() ? device()->gpu_cores() : 0; });
+  m.def("refresh_device", [] {
+    if (device() != nullptr) device()->refresh();
+  });
   m.def("params_layout", &params_layout);
   m.def("enable_sdpa", &enable_sdpa);
   m.def("disable_sdpa", &disable_sdpa);

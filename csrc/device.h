@@ -55,6 +55,11 @@ class Device {
   virtual std::string name() const = 0;
   // N of the newest MTLGPUFamilyAppleN that the GPU supports; 0 for none.
   virtual int gpu_family() const = 0;
+  // GPU cores; 0 where the system does not say. Asked once, until `refresh`: the answer takes a walk
+  // through the registry of devices.
+  virtual int gpu_cores() = 0;
+  // Forgets what was asked once.
+  virtual void refresh() = 0;
   // The pipeline of `cache_key`, built from `source()` the first time. Thread-safe.
   virtual PipelineResult pipeline(uint64_t cache_key,
                                   const std::function<KernelSource()>& source) = 0;

@@ -5,6 +5,7 @@
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <unordered_map>
@@ -73,6 +74,15 @@ PipelineResult build(id<MTLDevice> device, const KernelSource& source) {
   return {reinterpret_cast<const Pipeline*>(state), {}};
 }
 
+// PyTorch asserts that the registry of devices answers.
+int count_cores() {
+  try {
+    return static_cast<int>(at::mps::MPSDevice::getInstance()->getCoreCount());
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
 void encode(id<MTLComputeCommandEncoder> encoder, const Launch& launch) {
   if (launch.reads_earlier_launches) [encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
   [encoder setComputePipelineState:(id<MTLComputePipelineState>)launch.pipeline];
@@ -105,6 +115,14 @@ class MetalDevice final : public Device {
     return 0;
   }
 
+  int gpu_cores() override {
+    int cores = gpu_cores_;
+    if (cores == kNotAsked) gpu_cores_ = cores = count_cores();
+    return cores;
+  }
+
+  void refresh() override { gpu_cores_ = kNotAsked; }
+
   PipelineResult pipeline(uint64_t cache_key,
                           const std::function<KernelSource()>& source) override {
     const std::lock_guard lock(mutex_);
@@ -134,7 +152,10 @@ class MetalDevice final : public Device {
   }
 
  private:
+  static constexpr int kNotAsked = -1;
+
   id<MTLDevice> device_;
+  std::atomic<int> gpu_cores_ = kNotAsked;
   std::mutex mutex_;
   std::unordered_map<uint64_t, const Pipeline*> pipelines_;
 };

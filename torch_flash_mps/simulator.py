@@ -25,8 +25,8 @@ import torch
 
 from torch_flash_mps import _extension
 
-__all__ = ["Library", "checks", "checks_enabled", "counters", "reset_counters", "set_gpu_family",
-           "shuffle", "stats"]
+__all__ = ["Library", "checks", "checks_enabled", "counters", "reset_counters", "set_gpu_cores",
+           "set_gpu_family", "shuffle", "stats"]
 
 SYSTEM_PACKAGES = "clang-19 lld-19 libobjc-12-dev libblocksruntime-dev libboost-context-dev"
 
@@ -148,6 +148,16 @@ def set_gpu_family(name: str) -> None:
     """What the device says it is, ``"apple7"`` to ``"apple10"``: kernels are tuned by family."""
     torch.mps.synchronize()
     _module.set_gpu_family(name)
+
+
+def set_gpu_cores(count: int | None) -> None:
+    """How many cores the GPU has, 8 at first: the splits of a decode depend on it.
+
+    0: the system lists no GPU. None: asking fails, as PyTorch's own question can.
+    """
+    torch.mps.synchronize()
+    _module.set_gpu_cores(count)
+    _extension.extension().refresh_device()
 
 
 def stats() -> dict[str, int]:

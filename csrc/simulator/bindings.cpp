@@ -64,6 +64,7 @@ PYBIND11_MODULE(_simulator, module) {
   module.def("set_shuffle_seed", &set_shuffle_seed, py::arg("seed").none(true));
   module.def("gpu_family", [] { return "apple" + std::to_string(gpu_family()); });
   module.def("set_gpu_family", &set_gpu_family, py::arg("name"));
+  module.def("set_gpu_cores", &set_gpu_cores, py::arg("count").none(true));
   module.def("set_header_directory", &set_header_directory, py::arg("directory"));
   module.def("counters", &counters_list);
   module.def("reset_counters", &reset_counters);

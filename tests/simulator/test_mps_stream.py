@@ -14,6 +14,7 @@ if sys.platform == "darwin":
 from torch.utils.cpp_extension import include_paths
 
 from build_support.simulator import OBJC_FLAGS, find_compiler
+from torch_flash_mps import _extension
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "csrc" / "simulator"
@@ -153,3 +154,16 @@ def test_which_machine_it_is(client, device, simulator):
     family = int(simulator._module.gpu_family().removeprefix("apple"))
     assert client.supports_apple(family) and not client.supports_apple(family + 1)
     assert client.is_macos_14_4()
+
+
+@pytest.mark.parametrize("cores, expected", [(40, 40), (0, 0), (None, 0)])
+def test_how_many_cores_it_has(device, simulator, cores, expected):
+    """The library takes a machine that does not say for one of no cores, not for an error."""
+    assert _extension.extension().gpu_cores() == 8
+    simulator.set_gpu_cores(cores)
+    try:
+        assert _extension.extension().gpu_cores() == expected
+        if cores is not None:
+            assert torch._C._mps_get_core_count() == cores
+    finally:
+        simulator.set_gpu_cores(8)

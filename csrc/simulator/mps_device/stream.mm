@@ -62,7 +62,9 @@ std::string MPSDevice::getName() const {
 }
 
 unsigned MPSDevice::getCoreCount() const {
-  return 8;
+  const auto count = sim::gpu_cores();
+  TORCH_INTERNAL_ASSERT(count, "the simulated registry of devices cannot be read");
+  return *count;
 }
 
 bool is_available() {

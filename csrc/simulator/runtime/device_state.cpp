@@ -42,6 +42,7 @@ struct State {
 
   std::mutex mutex;   // guards what follows
   std::optional<uint64_t> shuffle_seed;
+  std::optional<unsigned> gpu_cores = 8;   // of an M1
   std::deque<std::string> faults;
   std::deque<Counters> counters;
 };
@@ -82,6 +83,16 @@ void set_gpu_family(const std::string& name) {
                                 name);
   }
   state().gpu_family = number;
+}
+
+std::optional<unsigned> gpu_cores() {
+  std::lock_guard lock(state().mutex);
+  return state().gpu_cores;
+}
+
+void set_gpu_cores(std::optional<unsigned> count) {
+  std::lock_guard lock(state().mutex);
+  state().gpu_cores = count;
 }
 
 void report_fault(const std::string& message) {

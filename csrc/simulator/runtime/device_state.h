@@ -38,6 +38,10 @@ int gpu_family();
 // apple7 ... apple10; throws std::invalid_argument for another name.
 void set_gpu_family(const std::string& name);
 
+// Cores of the GPU; unset: the registry of devices cannot be read.
+std::optional<unsigned> gpu_cores();
+void set_gpu_cores(std::optional<unsigned> count);
+
 // Remembers what went wrong until somebody can raise it; the process goes on.
 void report_fault(const std::string& message);
 // The first fault that nobody has taken yet.
