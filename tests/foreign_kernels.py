@@ -2,10 +2,13 @@
 
 PyTorch's come as Metal text with the installed torch, MLX's with its macOS wheel. Their host code
 does not, so the parameters that it would fill in are packed here. Shapes as in the op: query
-`[B, Hq, Sq, D]`, key and value `[B, Hkv, Sk, D]`, contiguous and on the CPU; mask bool
-`[B, Hq, Sq, Sk]`, True = visible. PyTorch aligns causal masks top-left, MLX bottom-right.
+`[B, Hq, Sq, D]`, key and value `[B, Hkv, Sk, D]`, contiguous and on the CPU; mask
+`[B, Hq, Sq, Sk]`, bool with True = visible, or query's dtype for the kernels for few query rows. It
+may be expanded: dimensions of stride 0 are bound as they are. PyTorch aligns causal masks top-left,
+MLX bottom-right.
 """
 
+import contextlib
 import functools
 import math
 import struct
@@ -38,6 +41,9 @@ TILES = {64: (32, 32), 128: (32, 16)}
 NUM_SIMDGROUPS = 4
 VECTOR_THREADS = 1024   # of the threadgroups of the vector kernels: 32 simdgroups, a key each
 NUM_SPLITS = 32         # of the keys in the two-pass vector kernels
+# Query heads of one KV head that a simdgroup of MLX's sharing kernel takes, by head_dim.
+SHARED_HEADS = {64: 8, 128: 4}
+SHARING_GROUP = 8       # query heads on one KV head, for that kernel
 UNUSED = bytes(16)      # bound where a kernel declares a parameter and does not read it
 
 
@@ -67,12 +73,18 @@ def torch_prefill(
 
 def torch_decode(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False,
-    passes: int = 1,
+    passes: int = 1, may_race: bool = False,
 ) -> Tensor:
-    """PyTorch's kernels for few query rows (DecodeAttention.h), in one pass or two."""
+    """PyTorch's kernels for few query rows (DecodeAttention.h), in one pass or two.
+
+    The first of two passes has a race that checked mode reports, and whose threads store the same
+    value; `may_race` goes on after it.
+    """
     batch, heads, seqlen_q, dim = q.shape
     source, msl = _torch_source("DecodeAttention.h"), MSL_NAMES[q.dtype]
-    kind = "masknone_causal" if causal else "masknone" if mask is None else "maskbool"
+    kind = "masknone_causal" if causal else "masknone"
+    if mask is not None:
+        kind = f"mask{MSL_NAMES.get(mask.dtype, 'bool')}"
     suffix = f"{msl}_{dim}_{dim}_{kind}"
     aggregation = f"sdpa_vector_2pass_2_{msl}_{dim}"
     options = [
@@ -91,9 +103,10 @@ def torch_decode(
              (*rows, 1), (VECTOR_THREADS, 1, 1))
         return out
     partial = _Partials(q)
-    _run(source, f"sdpa_vector_2pass_1_{suffix}",
-         (q, k, v, partial.out, partial.sums, partial.maxs, *options),
-         (*rows, NUM_SPLITS), (8 * 32, 1, 1))
+    with contextlib.suppress(*[RuntimeError] * may_race):
+        _run(source, f"sdpa_vector_2pass_1_{suffix}",
+             (q, k, v, partial.out, partial.sums, partial.maxs, *options),
+             (*rows, NUM_SPLITS), (8 * 32, 1, 1))
     _run(source, aggregation, (partial.out, partial.sums, partial.maxs, out), (*rows, 1),
          (VECTOR_THREADS, 1, 1))
     return out
@@ -129,21 +142,26 @@ def mlx_steel(
 
 def mlx_vector(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False,
-    passes: int = 1,
+    passes: int = 1, is_sharing: bool = False,
 ) -> Tensor:
-    """MLX's kernels for few query rows (sdpa_vector.h), in one pass or two."""
+    """MLX's kernels for few query rows (sdpa_vector.h), in one pass or two.
+
+    `is_sharing` takes the first pass that reads K and V for several heads at once: one query row,
+    no mask, `SHARING_GROUP` heads on one KV head.
+    """
     batch, heads, seqlen_q, dim = q.shape
     heads_kv, msl = k.shape[1], MSL_NAMES[q.dtype]
     group_size = heads // heads_kv
     has_mask = mask is not None
-    constants = {20: has_mask, 21: False, 22: causal, 23: has_mask, 24: False, 25: False,
-                 26: NUM_SPLITS}
+    is_bool = has_mask and mask.dtype == torch.bool
+    constants = {20: has_mask, 21: False, 22: causal, 23: is_bool, 24: has_mask and not is_bool,
+                 25: False, 26: NUM_SPLITS}
     sizes = [
         struct.pack("<i", k.shape[2]),
         *(struct.pack("<Q", stride) for x in (k, v) for stride in x.stride()[1:3]),
         struct.pack("<f", _scale(q)),
     ]
-    masks = [mask, None]   # bool or float
+    masks = [mask, None] if is_bool else [None, mask]
     if has_mask:
         masks += [struct.pack("<i", mask.stride(axis)) for axis in (3, 2, 1)]
     out, rows = _empty_out(q), (batch * heads, seqlen_q, 1)
@@ -153,7 +171,11 @@ def mlx_vector(
              (VECTOR_THREADS, 1, 1), constants)
         return out
     partial = _Partials(q)
-    _run(_mlx_source("sdpa_vector.h", f"sdpa_vector_2pass_1, {msl}, {dim}, {dim}"), "instance",
+    first = f"sdpa_vector_2pass_1, {msl}, {dim}, {dim}"
+    if is_sharing:
+        first = (f"sdpa_vector_2pass_1_gqa, {msl}, {dim}, {dim}, {SHARING_GROUP}, "
+                 f"{SHARED_HEADS[dim]}")
+    _run(_mlx_source("sdpa_vector.h", first), "instance",
          (q, k, v, partial.out, partial.sums, partial.maxs, None, *sizes, *masks),
          (heads_kv, batch, NUM_SPLITS), (32, group_size, seqlen_q), constants)
     _run(_mlx_source("sdpa_vector.h", f"sdpa_vector_2pass_2, {msl}, {dim}"), "instance",
@@ -218,9 +240,15 @@ def _run(
     """Runs one kernel to its end; argument i is bound at slot i, None not at all."""
     kernel = _kernel(source, function, tuple(constants.items()), simulator.checks_enabled())
     kernel(
-        *((x.data_ptr(), x.nbytes) if isinstance(x, Tensor) else x for x in arguments),
+        *((x.data_ptr(), _stored_bytes(x)) if isinstance(x, Tensor) else x for x in arguments),
         grid=threadgroups, threadgroup=threads,
     )
+
+
+def _stored_bytes(x: Tensor) -> int:
+    """From the first element of a tensor, which may be expanded, to the last."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size()
 
 
 @functools.cache

@@ -96,6 +96,27 @@ def test_mlx_vector(shuffled, dtype, kind, dim, passes):
 
 
 @pytest.mark.usefixtures("mlx")
+@PASSES
+@pytest.mark.parametrize("kernel", (foreign_kernels.torch_decode, foreign_kernels.mlx_vector))
+@pytest.mark.parametrize("kind", ("keys", "float"))
+def test_vector_kernels_take_expanded_masks(shuffled, kernel, kind, passes):
+    q, k, v = operands(torch.float16, 64, seqlen_q=2, seqlen_k=67)
+    mask = torch.randn(2, 4, 1, 67, dtype=q.dtype)
+    if kind == "keys":
+        mask = torch.arange(67).expand(1, 1, 1, 67) >= 5
+    out = kernel(q, k, v, mask.expand(2, 4, 2, 67), passes=passes)
+    check(out, attention_ref(q, k, v, attn_mask=mask)[0], attention_lowp(q, k, v, attn_mask=mask))
+
+
+@pytest.mark.usefixtures("mlx")
+@pytest.mark.parametrize("dim", (64, 128))
+def test_mlx_vector_that_shares_keys(checked, dim):
+    q, k, v = operands(torch.float16, dim, seqlen_q=1, seqlen_k=301)
+    q = q.repeat_interleave(foreign_kernels.SHARING_GROUP // 2, 1)
+    judge(foreign_kernels.mlx_vector, q, k, v, "dense", passes=2, is_sharing=True)
+
+
+@pytest.mark.usefixtures("mlx")
 @pytest.mark.parametrize("kernel, passes", (
     (foreign_kernels.torch_decode, 1), (foreign_kernels.mlx_vector, 1),
     (foreign_kernels.mlx_vector, 2),
