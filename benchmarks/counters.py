@@ -1,29 +1,30 @@
-"""Counts the work of our kernels on the simulated device, forward or backward.
+"""Counts the work of our kernels on the simulated device: forward, backward or decode.
 
 A count is the same on every machine. All kernels run in checked mode in this one process, on the
 same inputs, and no count of a wrong result is printed. The exit status says whether ours keep the
-bars: `broken_bars` of counters_fwd.py and counters_bwd.py, and that of unfused.py.
+bars: `broken_bars` of the modules that count one op each, that of unfused.py, and occupancy.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks import counters_bwd, counters_fwd, unfused  # noqa: E402
+from benchmarks import counters_bwd, counters_decode, counters_fwd, unfused  # noqa: E402
 from benchmarks.counting import SHAPES, table  # noqa: E402
 from benchmarks.readme import rewrite_section  # noqa: E402
 
-OPS = {"fwd": counters_fwd, "bwd": counters_bwd}
+Section = tuple[str, list[str]]   # a text with a table, and the bars that ours breaks
 
 
-def work_section(op: str) -> tuple[str, list[str]]:
-    """The table of one op, and the bars that it breaks."""
-    counters = OPS[op]
+def work_section(counters: ModuleType) -> Section:
+    """The work of one op on every shape."""
     rows, broken = [], []
     for case in SHAPES:
         print(f"{case.id} ...", file=sys.stderr)
@@ -34,14 +35,19 @@ def work_section(op: str) -> tuple[str, list[str]]:
     return f"B 1, Hq 2, float16; {counters.versions()}\n\n{lines}", broken
 
 
+SECTIONS: dict[str, Callable[[], dict[str, Section]]] = {
+    "fwd": lambda: {"counters fwd": work_section(counters_fwd)},
+    "bwd": lambda: {"counters bwd": work_section(counters_bwd), "unfused": unfused.section()},
+    "decode": counters_decode.sections,
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--op", choices=OPS, default="fwd")
+    parser.add_argument("--op", choices=SECTIONS, default="fwd")
     parser.add_argument("--write", action="store_true", help="also put the tables in README.md")
     options = parser.parse_args()
-    sections = {f"counters {options.op}": work_section(options.op)}
-    if options.op == "bwd":
-        sections["unfused"] = unfused.section()
+    sections = SECTIONS[options.op]()
     print("\n\n".join(text for text, _ in sections.values()), end="\n\n")
     broken = [sentence for _, of_section in sections.values() for sentence in of_section]
     print("\n".join(broken) or "Ours keep every bar.")

@@ -135,3 +135,4 @@ def test_race_in_first_pass_of_torch_decode(checked):
     q, k, v = operands(torch.float16, 64, seqlen_q=2, seqlen_k=67)
     with pytest.raises(RuntimeError, match=r"slot 4 'sums'.* has written without a barrier"):
         foreign_kernels.torch_decode(q, k, v, passes=2)
+    judge(foreign_kernels.torch_decode, q, k, v, "dense", passes=2, is_mended=True)
