@@ -65,6 +65,7 @@ bench: build .venv/.models
 	@echo "==> Counting work"
 	@$(PY) benchmarks/counters.py --op fwd
 	@$(PY) benchmarks/counters.py --op bwd
+	@$(PY) benchmarks/counters.py --op decode
 	@echo "==> Timing"
 	@$(PY) benchmarks/bench_attention.py --check
 

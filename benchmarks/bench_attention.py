@@ -29,8 +29,16 @@ from benchmarks import timing  # noqa: E402
 from benchmarks.readme import rewrite_section  # noqa: E402
 from torch_flash_mps.reference import attention_ref  # noqa: E402
 
-CASES = MODELS | {case.id: case for case in (*SMOKE, *GQA, *MASKED, *LAYOUT)}
-OVERHEAD_BAR = 25e-6          # seconds from Python to encoded
+# A decode step at long context with few KV heads (DE-11), and one that a CPU simulates quickly.
+DECODE = {
+    f"decode-sk{seqlen_k}-kv{heads}": Case(1, 32, heads, 1, seqlen_k, 128, dtype=torch.bfloat16)
+    for seqlen_k in (1024, 32768) for heads in (1, 2, 4, 8, 32)
+}
+CASES = MODELS | DECODE | {case.id: case for case in (*SMOKE, *GQA, *MASKED, *LAYOUT)}
+OPS = ("fwd", "decode")
+# One key, so that a call is nothing but its overhead; and seconds from Python to encoded.
+OVERHEAD = {"fwd": (Case(seqlen_q=17, seqlen_k=1), 25e-6),
+            "decode": (Case(seqlen_q=1, seqlen_k=1), 20e-6)}
 SPEED_BAR = 0.5               # GFLOP a CPU second, fast mode
 CHECKED_BAR = 15              # times slower than fast mode
 SPEED_CASE = Case(seqlen_q=1024, seqlen_k=1024, head_dim=64)
@@ -47,20 +55,30 @@ def main() -> int:
     print(about(options.device, is_simulated))
     with torch.inference_mode():
         if options.overhead:
-            return report("overhead", *overhead(options.device, options.repeats), options)
+            lines, missed = overhead(options.op, options.device, options.repeats)
+            return report(f"overhead {options.op}", f"--op {options.op} --overhead", lines, missed,
+                          options)
         if options.simulator:
-            return report("simulator", *simulator_speed(options.repeats), options)
-        for name in options.case or MODELS:
+            return report("simulator", "--simulator", *simulator_speed(options.repeats), options)
+        for name in options.case or default_cases(options.op, is_simulated):
             print_case(name, CASES[name], options)
     return 0
 
 
+def default_cases(op: str, is_simulated: bool) -> list[str]:
+    if op == "fwd":
+        return list(MODELS)
+    seqlen_k = 1024 if is_simulated else 32768
+    return [name for name, case in DECODE.items() if case.seqlen_k == seqlen_k]
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--op", choices=["fwd"], default="fwd")
+    parser.add_argument("--op", choices=OPS, default="fwd")
     parser.add_argument("--device", default="mps", choices=["mps", "cpu"])
     parser.add_argument("--case", action="append", choices=CASES, metavar="NAME",
-                        help=f"may be repeated; without any, {', '.join(MODELS)}. "
+                        help=f"may be repeated; without any, {', '.join(MODELS)}, or with --op "
+                        f"decode {', '.join(DECODE)} (the short ones on the simulated device). "
                         "Others are the ids of tests/cases.py, such as " + SMOKE[0].id)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True,
@@ -87,15 +105,21 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor()
 
 
-def report(name: str, lines: list[str], missed: bool, options: argparse.Namespace) -> int:
+def report(name: str, arguments: str, lines: list[str], missed: bool,
+           options: argparse.Namespace) -> int:
     print("\n".join(f"  {line}" for line in lines))
     if missed:
         print("The bar is missed.")
     elif options.write:
-        command = f"`python benchmarks/bench_attention.py --{name}`"
-        machine = f"torch {torch.__version__}, {cpu_model()}, {os.cpu_count()} cores"
-        rewrite_section(name, "\n".join([f"{command}; {machine}:", "", *(f"- {x}" for x in lines)]))
+        rewrite_section(
+            name, f"`python benchmarks/bench_attention.py {arguments}`; {listed(lines)}")
     return int(missed)
+
+
+def listed(lines: list[str]) -> str:
+    """Results, after the machine that they are from."""
+    machine = f"torch {torch.__version__}, {cpu_model()}, {os.cpu_count()} cores"
+    return "\n".join([f"{machine}:", "", *(f"- {line}" for line in lines)])
 
 
 def print_case(name: str, case: Case, options: argparse.Namespace) -> None:
@@ -109,7 +133,14 @@ def print_case(name: str, case: Case, options: argparse.Namespace) -> None:
     timings = timing.interleaved(calls, lambda: synchronize(options.device), options.repeats)
     print(f"{name} ({case.id})")
     for who, spent in timings.items():
-        print(f"  {who:34} {spent}   {flops(case) / spent.median / 1e9:.3g} GFLOP/s")
+        print(f"  {who:34} {spent}   {flops(case) / spent.median / 1e9:.3g} GFLOP/s, "
+              f"{kv_bytes(case) / spent.median / 1e9:.3g} GB/s of K and V")
+
+
+def kv_bytes(case: Case) -> int:
+    """K and V once."""
+    keys = case.batch * case.num_heads_kv * case.seqlen_k
+    return keys * (case.head_dim + case.value_dim) * case.dtype.itemsize
 
 
 def contiguous(inputs: Inputs, device: str) -> Inputs:
@@ -156,17 +187,22 @@ def synchronize(device: str) -> None:
         torch.mps.synchronize()
 
 
-def overhead(device: str, repeats: int) -> tuple[list[str], bool]:
-    """One key, so that a call is nothing but its overhead. PyTorch's own includes its maths."""
-    calls = attention_calls(contiguous(make_inputs(Case(seqlen_q=1, seqlen_k=1)), device))
+@torch.inference_mode()
+def overhead(op: str, device: str, repeats: int) -> tuple[list[str], bool]:
+    """PyTorch's own time includes its maths on the simulated device."""
+    case, bar = OVERHEAD[op]
+    calls = attention_calls(contiguous(make_inputs(case), device))
     del calls["matmul, softmax, matmul"]
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)   # to wake others costs more than this maths
     timings = timing.overhead(calls, lambda: synchronize(device), max(repeats, 100))
+    torch.set_num_threads(num_threads)
     lines = [
         f"{who}: {spent.median * 1e6:.1f} µs ({spent.lower * 1e6:.1f} to {spent.upper * 1e6:.1f}) "
         "until the call returns" for who, spent in timings.items()
     ]
-    lines.append(f"bar for ours: {OVERHEAD_BAR * 1e6:.0f} µs")
-    return lines, timings["flash_mps::attention"].median > OVERHEAD_BAR
+    lines.append(f"bar for ours: {bar * 1e6:.0f} µs")
+    return lines, timings["flash_mps::attention"].median > bar
 
 
 def simulator_speed(repeats: int) -> tuple[list[str], bool]:

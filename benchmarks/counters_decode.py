@@ -15,7 +15,7 @@ from torch import Tensor
 from wheels import package_version
 
 import torch_flash_mps
-from benchmarks import occupancy
+from benchmarks import bench_attention, occupancy
 from benchmarks.counting import Bars, ratio, table
 from torch_flash_mps import _extension, simulator
 from torch_flash_mps.reference import attention_ref
@@ -211,6 +211,12 @@ def progress(cases: list[Case]) -> Iterator[Case]:
         yield case
 
 
+def overhead_section() -> tuple[str, list[str]]:
+    with simulator.checks(False):
+        lines, missed = bench_attention.overhead("decode", "mps", repeats=100)
+    return bench_attention.listed(lines), [f"host overhead of one call: {lines}"] * missed
+
+
 def sections() -> dict[str, tuple[str, list[str]]]:
     """The tables by name, each with the bars that ours breaks."""
     versions = f"torch {torch.__version__}, MLX {package_version('mlx-metal')}"
@@ -224,4 +230,5 @@ def sections() -> dict[str, tuple[str, list[str]]]:
         "counters decode": (bytes_text, broken_bars([work for works in in_one for work in works])),
         "splits": (split_text, broken_bars(split)),
         "occupancy": occupancy.section(),
+        "overhead decode": overhead_section(),
     }

@@ -77,8 +77,8 @@ def torch_decode(
 ) -> Tensor:
     """PyTorch's kernels for few query rows (DecodeAttention.h), in one pass or two.
 
-    The first of two passes has a race, which ends a kernel in checked mode: all lanes of a simdgroup
-    store the same two values. Where `is_mended`, one lane does.
+    The first of two passes has a race, which ends a kernel in checked mode: all lanes of a
+    simdgroup store the same two values. Where `is_mended`, one lane does.
     """
     batch, heads, seqlen_q, dim = q.shape
     source, msl = _torch_source("DecodeAttention.h"), MSL_NAMES[q.dtype]

@@ -10,9 +10,16 @@ from cases import Case
 if sys.platform == "darwin":
     pytest.skip("only the simulated device counts", allow_module_level=True)
 
-from benchmarks import counters_bwd, counters_fwd, unfused
+from benchmarks import (
+    bench_attention,
+    counters_bwd,
+    counters_decode,
+    counters_fwd,
+    occupancy,
+    unfused,
+)
 from benchmarks.counting import num_blocks
-from torch_flash_mps import simulator
+from torch_flash_mps import _extension, simulator
 
 CASE = Case(num_heads_q=2, num_heads_kv=2, seqlen_q=512, seqlen_k=512, head_dim=64,
             dtype=torch.float16, causal=True)
@@ -104,6 +111,61 @@ def test_moved_bytes_of_a_matmul_softmax_matmul():
     with unfused.MovedBytes() as moved:
         torch.empty(4).detach()
     assert moved.total == 0
+
+
+DECODE_CASE = Case(num_heads_q=4, seqlen_q=4, seqlen_k=1000, head_dim=64, dtype=torch.float16)
+
+
+@pytest.fixture(scope="module")
+def decode_works():
+    return [*counters_decode.measure(DECODE_CASE), counters_decode.measure_split(DECODE_CASE)[0]]
+
+
+def test_decode_bars(device, decode_works):
+    assert counters_decode.broken_bars(decode_works) == []
+    assert [work.who for work in decode_works] == ["ours", "PyTorch", "MLX", *["ours"] * 3]
+    assert decode_works[-1].num_splits > 1
+
+
+@pytest.mark.parametrize("index, dispatch, count, factor, expected", (
+    (0, 0, "device_bytes_read", 1.03, "no mask: expected device bytes read"),
+    (3, 0, "device_bytes_read", 1.03, "padding mask: expected device bytes read"),
+    (4, 0, "device_bytes_read", 1.03, "float mask: expected device bytes read"),
+    (-1, 0, "device_bytes_written", 2, "extra bytes of a split"),
+    (-1, 1, "device_bytes_read", 2, "extra bytes of a split"),
+))
+def test_decode_bars_notice(decode_works, index, dispatch, count, factor, expected):
+    work = decode_works[index]
+    passes = [dict(counts) for counts in work.passes]
+    passes[dispatch][count] = int(passes[dispatch][count] * factor)
+    changed = replace(work, passes=tuple(passes))
+    assert any(expected in sentence for sentence in counters_decode.broken_bars([changed]))
+
+
+def test_the_others_read_keys_once_a_row(decode_works):
+    """By hand: 16 rows on one KV head; each of 32 simdgroups reads its row of Q."""
+    case = DECODE_CASE
+    rows = case.num_heads_q * case.seqlen_q
+    for work in decode_works[1:3]:
+        assert work.bytes_read == rows * case.head_dim * 2 * (2 * case.seqlen_k + 32)
+
+
+def test_every_gpu_is_filled():
+    assert occupancy.section()[1] == []
+
+
+def test_occupancy_bar_notices(monkeypatch):
+    monkeypatch.setattr(_extension.extension(), "num_splits", lambda *arguments: 5)
+    _, broken = occupancy.section()
+    assert "M1, 7 cores, Hkv 1: expected cores without a threadgroup 0, got 2" in broken
+    assert not any("M1, 7 cores, Hkv 8" in sentence for sentence in broken)
+
+
+def test_overhead_bar_notices(device, monkeypatch):
+    case, _ = bench_attention.OVERHEAD["decode"]
+    monkeypatch.setitem(bench_attention.OVERHEAD, "decode", (case, 0.0))
+    _, broken = counters_decode.overhead_section()
+    assert any("host overhead" in sentence for sentence in broken)
 
 
 def test_blocks_are_counted():
