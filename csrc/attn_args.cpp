@@ -241,6 +241,7 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   problem.mask_kind = kNoMask;
   if (options.attn_mask.has_value()) take_mask(op, *options.attn_mask, problem);
   problem.is_causal = options.is_causal;
+  if (options.is_bottom_right) problem.causal_offset = problem.seqlen_k - problem.seqlen_q;
   // Without a head dimension every score is an empty sum, whatever the scale.
   const double head_dim = static_cast<double>(std::max<int64_t>(problem.head_dim, 1));
   problem.softmax_scale = options.scale.value_or(1.0 / std::sqrt(head_dim));

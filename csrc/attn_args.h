@@ -26,6 +26,8 @@ struct AttnOptions {
   double softcap = 0.0;
   std::optional<at::Tensor> alibi_slopes;
   std::optional<at::Tensor> sinks;
+  // The last query stands at the last key, as in flash_attn: causal_offset = seqlen_k - seqlen_q.
+  bool is_bottom_right = false;
 };
 
 // One checked call. Tensors are 4-D views of the inputs ([B, H, S, D]) with a dense last dimension;

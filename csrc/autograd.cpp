@@ -61,13 +61,13 @@ struct AttentionBackward : torch::autograd::Node {
     const at::Tensor result = out.unpack(self);
     std::array<bool, 4> wanted;
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
-    const FourTensors gradients =
-        call_backward(grads[0].defined() ? grads[0] : zeros(result),
-                      grad_lse.defined() ? OptionalTensor(grad_lse) : std::nullopt,
-                      query.unpack(self), key.unpack(self), value.unpack(self), result,
-                      lse.unpack(self), optional(attn_mask), options.dropout_p, options.is_causal,
-                      options.scale, options.enable_gqa, options.window_left, options.window_right,
-                      options.softcap, optional(alibi_slopes), optional(sinks), wanted);
+    const FourTensors gradients = call_backward(
+        grads[0].defined() ? grads[0] : zeros(result),
+        grad_lse.defined() ? OptionalTensor(grad_lse) : std::nullopt, query.unpack(self),
+        key.unpack(self), value.unpack(self), result, lse.unpack(self), optional(attn_mask),
+        options.dropout_p, options.is_causal, options.scale, options.enable_gqa,
+        options.window_left, options.window_right, options.softcap, optional(alibi_slopes),
+        optional(sinks), options.is_bottom_right, wanted);
     const auto& [grad_query, grad_key, grad_value, grad_mask] = gradients;
     variable_list results = {grad_query, grad_key, grad_value, grad_mask};
     for (size_t i = 0; i < wanted.size(); ++i) {
@@ -95,6 +95,7 @@ struct AttentionBackward : torch::autograd::Node {
     args.collect(options.window_left);
     args.collect(options.window_right);
     args.collect(options.softcap);
+    args.collect(options.is_bottom_right);
   }
   variable_list apply_with_saved(const variable_list& inputs,
                                  torch::dynamo::autograd::SwapSavedVariables& saved) override {
@@ -157,7 +158,8 @@ TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
                    .enable_gqa = enable_gqa,
                    .window_left = window_left,
                    .window_right = window_right,
-                   .softcap = softcap};
+                   .softcap = softcap,
+                   .is_bottom_right = is_bottom_right};
   const auto [out, lse] = forward(FLASH_MPS_ARGUMENTS);
   torch::autograd::set_history(out, node);
   if (returns_lse) torch::autograd::set_history(lse, node);

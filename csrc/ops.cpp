@@ -23,7 +23,8 @@ AttnProblem check_arguments(const char* op, FLASH_MPS_PARAMETERS) {
                        .window_right = window_right,
                        .softcap = softcap,
                        .alibi_slopes = alibi_slopes,
-                       .sinks = sinks});
+                       .sinks = sinks,
+                       .is_bottom_right = is_bottom_right});
 }
 
 namespace {
@@ -31,12 +32,13 @@ namespace {
 #define FLASH_MPS_SCHEMA                                                                    \
   "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "  \
   "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
-  "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None)"
+  "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, " \
+  "bool is_bottom_right=False)"
 #define FLASH_MPS_BACKWARD_SCHEMA                                                             \
   "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "  \
   "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
   "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
-  "Tensor? sinks, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
+  "Tensor? sinks, bool is_bottom_right, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
 
 constexpr const char* kAttention = "attention";
 constexpr const char* kAttentionWithLse = "attention_with_lse";

@@ -20,10 +20,10 @@ using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 #define FLASH_MPS_OPTION_PARAMETERS                                                               \
   const OptionalTensor &attn_mask, double dropout_p, bool is_causal, std::optional<double> scale, \
       bool enable_gqa, int64_t window_left, int64_t window_right, double softcap,                 \
-      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks
+      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks, bool is_bottom_right
 #define FLASH_MPS_OPTIONS                                                                 \
   attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right, softcap, \
-      alibi_slopes, sinks
+      alibi_slopes, sinks, is_bottom_right
 
 #define FLASH_MPS_PARAMETERS                                               \
   const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, \
