@@ -13,10 +13,6 @@ namespace {
 
 constexpr int64_t kWideBytes = 16;
 
-// "flash_mps::attention: expected <expected>, got <found>"
-#define FLASH_MPS_CHECK(condition, expected, ...) \
-  TORCH_CHECK(condition, "flash_mps::", op, ": expected ", expected, ", got ", __VA_ARGS__)
-
 ElementType element_type(at::ScalarType type) {
   switch (type) {
     case at::kHalf: return ElementType::Float16;

@@ -14,9 +14,15 @@
 
 namespace flash_mps {
 
+// "flash_mps::<op>: expected <expected>, got <found>", where `op` names the op
+#define FLASH_MPS_CHECK(condition, expected, ...) \
+  TORCH_CHECK(condition, "flash_mps::", op, ": expected ", expected, ", got ", __VA_ARGS__)
+
+using OptionalTensor = std::optional<at::Tensor>;
+
 // The op's arguments after query, key and value, as in its schema.
 struct AttnOptions {
-  std::optional<at::Tensor> attn_mask;
+  OptionalTensor attn_mask;
   double dropout_p = 0.0;
   bool is_causal = false;
   std::optional<double> scale;
@@ -24,8 +30,8 @@ struct AttnOptions {
   int64_t window_left = -1;
   int64_t window_right = -1;
   double softcap = 0.0;
-  std::optional<at::Tensor> alibi_slopes;
-  std::optional<at::Tensor> sinks;
+  OptionalTensor alibi_slopes;
+  OptionalTensor sinks;
   // The last query stands at the last key, as in flash_attn: causal_offset = seqlen_k - seqlen_q.
   bool is_bottom_right = false;
 };

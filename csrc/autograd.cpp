@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
@@ -169,6 +170,27 @@ TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
 }
 
 }  // namespace
+
+void without_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  std::vector<at::Tensor> written;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!values[i].isTensor()) continue;
+    const at::Tensor& tensor = values[i].toTensor();
+    const bool has_gradient = at::GradMode::is_enabled() && tensor.requires_grad();
+    TORCH_CHECK(!has_gradient && !torch::autograd::isFwGradDefined(tensor), op.schema().name(),
+                ": expected ", arguments[i].name(),
+                " without requires_grad, got one that requires "
+                "it; the op has no gradient, call it under torch.no_grad()");
+    if (arguments[i].alias_info() != nullptr) written.push_back(tensor);
+  }
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    op.callBoxed(stack);
+  }
+  for (const at::Tensor& tensor : written) torch::autograd::increment_version(tensor);
+}
 
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
   static const auto op = find_op<decltype(attention_autograd)>("flash_mps::attention");

@@ -9,6 +9,8 @@
 #include "attn_args.h"
 #include "flash_bwd.h"
 #include "flash_fwd.h"
+#include "kv_cache.h"
+#include "kv_cache_cpu.h"
 
 namespace flash_mps {
 
@@ -39,6 +41,20 @@ namespace {
   "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
   "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
   "Tensor? sinks, bool is_bottom_right, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
+
+#define FLASH_MPS_WITH_KVCACHE_SCHEMA                                                          \
+  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, *, " \
+  "float? scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? seqlens_k=None, "    \
+  "int seqlen_new=0, Tensor? leftpad_k=None, Tensor? cache_batch_idx=None, "                   \
+  "Tensor? block_table=None, int num_splits=0) -> (Tensor out, Tensor lse)"
+#define FLASH_MPS_KV_APPEND_SCHEMA                                                             \
+  "(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor key, Tensor value, *, "               \
+  "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? seqlens=None, int position=0, " \
+  "Tensor? leftpad=None, Tensor? cache_batch_idx=None, Tensor? block_table=None, "             \
+  "Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=False) -> ()"
+#define FLASH_MPS_ROTARY_SCHEMA                                                  \
+  "(Tensor x, Tensor cos, Tensor sin, *, Tensor? seqlens=None, int position=0, " \
+  "Tensor? leftpad=None, bool interleaved=False, bool is_advancing=True) -> Tensor"
 
 constexpr const char* kAttention = "attention";
 constexpr const char* kAttentionWithLse = "attention_with_lse";
@@ -97,6 +113,9 @@ TORCH_LIBRARY(flash_mps, m) {
   m.def("attention" FLASH_MPS_SCHEMA " -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("attention_with_lse" FLASH_MPS_SCHEMA " -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
   m.def("attention_backward" FLASH_MPS_BACKWARD_SCHEMA, {at::Tag::pt2_compliant_tag});
+  m.def("attention_with_kvcache" FLASH_MPS_WITH_KVCACHE_SCHEMA, {at::Tag::pt2_compliant_tag});
+  m.def("kvcache_append_" FLASH_MPS_KV_APPEND_SCHEMA, {at::Tag::pt2_compliant_tag});
+  m.def("rotary_embedding" FLASH_MPS_ROTARY_SCHEMA, {at::Tag::pt2_compliant_tag});
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {
@@ -109,12 +128,18 @@ TORCH_LIBRARY_IMPL(flash_mps, CPU, m) {
   m.impl("attention", attention_on_cpu);
   m.impl("attention_with_lse", attention_with_lse_on_cpu);
   m.impl("attention_backward", attention_backward<attention_backward_cpu>);
+  m.impl("attention_with_kvcache", attention_with_kvcache_cpu);
+  m.impl("kvcache_append_", kvcache_append_cpu);
+  m.impl("rotary_embedding", rotary_embedding_cpu);
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, Autograd, m) {
   m.impl("attention", attention_autograd);
   m.impl("attention_with_lse", attention_with_lse_autograd);
   m.impl("attention_backward", attention_backward_autograd);
+  for (const char* op : {"attention_with_kvcache", "kvcache_append_", "rotary_embedding"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&without_gradients>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, AutocastMPS, m) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 
 #include <array>
 #include <cstdint>
@@ -12,7 +13,6 @@
 
 namespace flash_mps {
 
-using OptionalTensor = std::optional<at::Tensor>;
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
@@ -39,6 +39,9 @@ using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // check_inputs() of an op's arguments.
 AttnProblem check_arguments(const char* op, FLASH_MPS_PARAMETERS);
+
+// For ops without a gradient, at the Autograd key: an input that requires one is an error.
+void without_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS);
 TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS);

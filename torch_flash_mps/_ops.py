@@ -68,3 +68,30 @@ def _attention_backward_fake(
         _gradient(*operand) if wanted else query.new_empty(0)
         for operand, wanted in zip(operands, output_mask, strict=True)
     )
+
+
+@torch.library.register_fake("flash_mps::attention_with_kvcache")
+def _attention_with_kvcache_fake(
+    query, key, value, attn_mask=None, is_causal=False, *, scale=None, k_scale=None, v_scale=None,
+    seqlens_k=None, seqlen_new=0, leftpad_k=None, cache_batch_idx=None, block_table=None,
+    num_splits=0,
+):
+    # The batch is query's alone, whatever the cache holds.
+    out = _empty_out(query, query, query.new_empty((*query.shape[:-1], value.size(-1))))
+    return out, query.new_empty(out.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.register_fake("flash_mps::kvcache_append_")
+def _kvcache_append_fake(
+    key_cache, value_cache, key, value, *, k_scale=None, v_scale=None, seqlens=None, position=0,
+    leftpad=None, cache_batch_idx=None, block_table=None, rotary_cos=None, rotary_sin=None,
+    rotary_interleaved=False,
+):
+    return None
+
+
+@torch.library.register_fake("flash_mps::rotary_embedding")
+def _rotary_embedding_fake(
+    x, cos, sin, *, seqlens=None, position=0, leftpad=None, interleaved=False, is_advancing=True,
+):
+    return torch.empty_like(x)

@@ -1,0 +1,30 @@
+// The ops that write a KV cache, at each device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kv_cache_args.h"
+
+namespace flash_mps {
+
+// In the order of the schemas.
+#define FLASH_MPS_KV_APPEND_PARAMETERS                                                       \
+  const at::Tensor &key_cache, const at::Tensor &value_cache, const at::Tensor &key,         \
+      const at::Tensor &value, const OptionalTensor &k_scale, const OptionalTensor &v_scale, \
+      const OptionalTensor &seqlens, int64_t position, const OptionalTensor &leftpad,        \
+      const OptionalTensor &cache_batch_idx, const OptionalTensor &block_table,              \
+      const OptionalTensor &rotary_cos, const OptionalTensor &rotary_sin, bool rotary_interleaved
+#define FLASH_MPS_KV_APPEND_ARGUMENTS                                               \
+  key_cache, value_cache, key, value, k_scale, v_scale, seqlens, position, leftpad, \
+      cache_batch_idx, block_table, rotary_cos, rotary_sin, rotary_interleaved
+#define FLASH_MPS_ROTARY_PARAMETERS                                                   \
+  const at::Tensor &x, const at::Tensor &cos, const at::Tensor &sin,                  \
+      const OptionalTensor &seqlens, int64_t position, const OptionalTensor &leftpad, \
+      bool interleaved, bool is_advancing
+#define FLASH_MPS_ROTARY_ARGUMENTS \
+  x, cos, sin, seqlens, position, leftpad, interleaved, is_advancing
+
+void kvcache_append_cpu(FLASH_MPS_KV_APPEND_PARAMETERS);
+at::Tensor rotary_embedding_cpu(FLASH_MPS_ROTARY_PARAMETERS);
+
+}  // namespace flash_mps
