@@ -16,12 +16,40 @@ struct IndexRange {
   int end;
 };
 
+// What the queries of one sequence see: of its keys first_key ... seqlen_k - 1, query i sees
+// i + begin <= j < i + end.
+struct Band {
+  int first_key;
+  int seqlen_k;
+  int begin;
+  int end;
+};
+
+inline Band band_of(constant AttnParams& params) {
+  Band band;
+  band.first_key = 0;
+  band.seqlen_k = params.seqlen_k;
+  band.begin = params.band_begin;
+  band.end = params.band_end;
+  return band;
+}
+
+inline bool is_in_band(Band band, int q_idx, int k_idx) {
+  const int distance = k_idx - q_idx;
+  return k_idx >= band.first_key && k_idx < band.seqlen_k && distance >= band.begin &&
+         distance < band.end;
+}
+
 // Keys that at least one of the queries first ... last sees.
-inline IndexRange keys_seen_by_any(constant AttnParams& params, int first, int last) {
+inline IndexRange keys_seen_by_any(Band band, int first, int last) {
   IndexRange keys;
-  keys.begin = metal::max(0, metal::min(params.seqlen_k, first + params.band_begin));
-  keys.end = metal::max(0, metal::min(params.seqlen_k, last + params.band_end));
+  keys.begin = metal::max(band.first_key, metal::min(band.seqlen_k, first + band.begin));
+  keys.end = metal::max(band.first_key, metal::min(band.seqlen_k, last + band.end));
   return keys;
+}
+
+inline IndexRange keys_seen_by_any(constant AttnParams& params, int first, int last) {
+  return keys_seen_by_any(band_of(params), first, last);
 }
 
 // Keys that every one of the queries first ... last sees.
@@ -81,9 +109,8 @@ inline const device uchar* mask_plane(
 // `plane` is a mask_plane().
 inline bool is_visible(
     constant AttnParams& params, const device uchar* plane, ScorePosition position) {
-  const int distance = position.k_idx - position.q_idx;
-  const bool in_band = position.q_idx < params.seqlen_q && position.k_idx < params.seqlen_k &&
-                       distance >= params.band_begin && distance < params.band_end;
+  const bool in_band = position.q_idx < params.seqlen_q &&
+                       is_in_band(band_of(params), position.q_idx, position.k_idx);
   if (mask_kind == kBoolMask && in_band) {
     return plane[mask_offset(params, position)] != 0;
   }

@@ -29,11 +29,24 @@ inline float2 softmax_exp(float2 s, float2 shift) {
   return metal::fast::exp2((s - shift) * kLog2e);
 }
 
+inline float softmax_exp(float s, float shift) {
+  return metal::fast::exp2((s - shift) * kLog2e);
+}
+
 inline SoftmaxState softmax_init() {
   SoftmaxState state;
   state.m = kNegativeInfinity;
   state.l = 0.0f;
   return state;
+}
+
+// Raises m to at least `block_max` and rescales l; returns the factor that rescales O.
+inline float softmax_raise(thread SoftmaxState& state, float block_max) {
+  const float m = metal::max(state.m, block_max);
+  const float rescale = softmax_exp(state.m, softmax_shift(m));
+  state.l *= rescale;
+  state.m = m;
+  return rescale;
 }
 
 // S becomes P = exp(S - m) with the new maximum; returns the factor that rescales O.
@@ -45,9 +58,8 @@ inline float softmax_update(thread SoftmaxState& state, thread Strip<float, COUN
     const float2 s = elements(S.fragments[j]);
     block_max = metal::max(block_max, metal::max(s.x, s.y));
   }
-  const float m = metal::max(state.m, row_max(block_max));
-  const float shift = softmax_shift(m);
-  const float rescale = metal::fast::exp2((state.m - shift) * kLog2e);
+  const float rescale = softmax_raise(state, row_max(block_max));
+  const float shift = softmax_shift(state.m);
   float sum = 0.0f;
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
@@ -55,8 +67,7 @@ inline float softmax_update(thread SoftmaxState& state, thread Strip<float, COUN
     elements(S.fragments[j]) = p;
     sum += p.x + p.y;
   }
-  state.l = state.l * rescale + sum;
-  state.m = m;
+  state.l += sum;
   return rescale;
 }
 

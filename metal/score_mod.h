@@ -15,6 +15,22 @@ inline float add_bias(float score, float bias) {
   return bias == -INFINITY ? -INFINITY : metal::select(sum, kLowestFloat, sum < kLowestFloat);
 }
 
+// An element of the mask as what is added to a score: 0 or -inf where the mask is boolean. `plane` is a
+// mask_plane().
+template <typename T>
+inline float mask_bias(const device uchar* plane, int64_t offset) {
+  if (mask_kind == kBoolMask) {
+    return plane[offset] != 0 ? 0.0f : -INFINITY;
+  }
+  return mask_kind == kSameMask ? float(reinterpret_cast<const device T*>(plane)[offset])
+                                : reinterpret_cast<const device float*>(plane)[offset];
+}
+
+// A product q.k becomes a score.
+inline float score_fwd(float product, constant AttnParams& params, float bias) {
+  return add_bias(product * params.softmax_scale, bias);
+}
+
 // S = S * scale + float mask. `plane` is a mask_plane().
 template <typename T, bool TRANSPOSED, int COUNT>
 inline void score_fwd(
@@ -31,11 +47,7 @@ inline void score_fwd(
       for (int i = 0; i < 2; ++i) {
         const ScorePosition position = score_position<TRANSPOSED>(q_start, k_start, at, j, i);
         if (position.q_idx < params.seqlen_q && position.k_idx < params.seqlen_k) {
-          const int64_t offset = mask_offset(params, position);
-          const float bias = mask_kind == kSameMask
-                                 ? float(reinterpret_cast<const device T*>(plane)[offset])
-                                 : reinterpret_cast<const device float*>(plane)[offset];
-          s[i] = add_bias(s[i], bias);
+          s[i] = add_bias(s[i], mask_bias<T>(plane, mask_offset(params, position)));
         }
       }
     }
