@@ -13,19 +13,10 @@ namespace {
 
 constexpr int64_t kWideBytes = 16;
 
-ElementType element_type(at::ScalarType type) {
-  switch (type) {
-    case at::kHalf: return ElementType::Float16;
-    case at::kBFloat16: return ElementType::BFloat16;
-    default: return ElementType::Float32;
-  }
-}
-
 void check_tensors(const char* op, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value) {
   const at::ScalarType type = query.scalar_type();
-  FLASH_MPS_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-                  "query of dtype Float, Half or BFloat16", type);
+  element_type(op, type);
   FLASH_MPS_CHECK(key.scalar_type() == type && value.scalar_type() == type,
                   "query, key and value to have the same dtype", "query.dtype: ", type,
                   ", key.dtype: ", key.scalar_type(), ", value.dtype: ", value.scalar_type());
@@ -147,6 +138,30 @@ MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_
   return kFloatMask;
 }
 
+// An uninitialised 4-D tensor without gaps, in [B, S, H, D] or [B, H, S, D] order.
+at::Tensor empty_dense(at::IntArrayRef sizes, bool is_bshd, const at::TensorOptions& options) {
+  // As PyTorch does, a dimension without elements counts as 1.
+  const auto extent = [&](int dim) { return std::max<int64_t>(sizes[dim], 1); };
+  const int64_t strides[] = {
+      extent(1) * extent(2) * extent(3),
+      is_bshd ? extent(3) : extent(2) * extent(3),
+      is_bshd ? extent(1) * extent(3) : extent(3),
+      1,
+  };
+  return at::empty_strided(sizes, strides, options);
+}
+
+}  // namespace
+
+ElementType element_type(const char* op, at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return ElementType::Float32;
+    case at::kHalf: return ElementType::Float16;
+    case at::kBFloat16: return ElementType::BFloat16;
+    default: FLASH_MPS_CHECK(false, "query of dtype Float, Half or BFloat16", type);
+  }
+}
+
 void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
   const int64_t rank =
       problem.has_own_rank ? static_cast<int64_t>(problem.leading_shape.size()) + 2 : 4;
@@ -177,21 +192,6 @@ void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
                     "shape ", mask.sizes());
   }
 }
-
-// An uninitialised 4-D tensor without gaps, in [B, S, H, D] or [B, H, S, D] order.
-at::Tensor empty_dense(at::IntArrayRef sizes, bool is_bshd, const at::TensorOptions& options) {
-  // As PyTorch does, a dimension without elements counts as 1.
-  const auto extent = [&](int dim) { return std::max<int64_t>(sizes[dim], 1); };
-  const int64_t strides[] = {
-      extent(1) * extent(2) * extent(3),
-      is_bshd ? extent(3) : extent(2) * extent(3),
-      is_bshd ? extent(1) * extent(3) : extent(3),
-      1,
-  };
-  return at::empty_strided(sizes, strides, options);
-}
-
-}  // namespace
 
 at::Tensor dense_rows(const at::Tensor& tensor) {
   return tensor.size(-1) > 1 && tensor.stride(-1) != 1 ? tensor.contiguous() : tensor;
@@ -232,7 +232,7 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   problem.seqlen_k = problem.key.size(2);
   problem.head_dim = problem.query.size(3);
   problem.head_dim_v = problem.value.size(3);
-  problem.type = element_type(query.scalar_type());
+  problem.type = element_type(op, query.scalar_type());
   check_shapes(op, problem, options.enable_gqa);
   problem.mask_kind = kNoMask;
   if (options.attn_mask.has_value()) take_mask(op, *options.attn_mask, problem);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <optional>
@@ -64,6 +65,12 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
 // gradients; an undefined grad_lse is zero.
 void check_results(const char* op, const AttnProblem& problem, const at::Tensor& out,
                    const at::Tensor& lse, const at::Tensor& grad_out, const at::Tensor& grad_lse);
+
+// The element type of a dtype that query may have; throws for another.
+ElementType element_type(const char* op, at::ScalarType type);
+
+// Fills mask and mask_kind of a problem whose sizes are known. Throws like check_inputs().
+void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem);
 
 // Copies a tensor whose last dimension is not dense, and only that one.
 at::Tensor dense_rows(const at::Tensor& tensor);

@@ -5,6 +5,7 @@
 
 #include "attn_args.h"
 #include "device.h"
+#include "flash_decode.h"
 #include "flash_fwd.h"
 #include "metal_sources.h"
 #include "ops.h"
@@ -38,7 +39,7 @@ py::dict describe(const Tiling& tiling) {
   row["max_head_dim"] = tiling.max_head_dim;
   row["block_q"] = tiling.block_q;
   row["block_k"] = tiling.block_k;
-  row["num_simdgroups"] = tiling.num_simdgroups();
+  row["num_simdgroups"] = tiling.num_simdgroups;
   row["path"] = path_name(tiling.path);
   row["home"] = tiling.home == OperandHome::Registers ? "registers" : "device";
   return row;
@@ -48,6 +49,20 @@ py::dict not_run(const std::string& reason) {
   py::dict plan;
   plan["kernel"] = py::none();
   plan["reason"] = reason;
+  return plan;
+}
+
+py::dict explain_decode(const AttnProblem& problem, GpuFamily family, bool return_lse) {
+  if (const auto reason = flash_decode_unsupported(problem)) return not_run(*reason);
+  const FlashDecodePlan decode =
+      plan_flash_decode(problem, /*cached=*/nullptr, family, device()->gpu_cores(), return_lse);
+  py::dict plan = describe(*decode.key.tiling);
+  plan["kernel"] = decode.key.name();
+  plan["reason"] = py::none();
+  plan["num_rows"] = decode.num_rows;
+  plan["row_tiles"] = decode.row_tiles;
+  plan["num_row_blocks"] = decode.num_row_blocks;
+  plan["num_splits"] = decode.num_splits;
   return plan;
 }
 
@@ -64,6 +79,7 @@ py::dict explain(FLASH_MPS_PARAMETERS, bool return_lse) {
   }
   if (device() == nullptr) return not_run("no Metal device");
   const GpuFamily family = tuned_family(device()->gpu_family());
+  if (runs_decode(*problem)) return explain_decode(*problem, family, return_lse);
   if (const auto reason = flash_fwd_unsupported(*problem, family)) return not_run(*reason);
   const FlashFwdPlan fwd = plan_flash_fwd(*problem, family, return_lse);
   py::dict plan = describe(*fwd.key.tiling);
@@ -103,6 +119,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("enable_sdpa", &enable_sdpa);
   m.def("disable_sdpa", &disable_sdpa);
   m.def("metal_source", [](const std::string& name) { return metal_source(name); });
+  m.def("num_splits",
+        [](int64_t batch, int64_t num_heads_kv, int64_t seqlen_k, int apple_family, int gpu_cores) {
+          return num_splits(batch, num_heads_kv, seqlen_k, tuned_family(apple_family), gpu_cores);
+        });
   m.def("tilings", [] {
     py::list rows;
     for (const Tiling& tiling : tilings()) rows.append(describe(tiling));

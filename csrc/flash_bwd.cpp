@@ -142,7 +142,7 @@ void launch_blocks(const Backward& bwd, const KernelKey& key, const std::vector<
     const auto count = static_cast<uint32_t>(std::min(per_dispatch, num_blocks - first));
     const Size3 grid = {count * x_per_block, static_cast<uint32_t>(num_heads),
                         static_cast<uint32_t>(bwd.problem.batch)};
-    const auto threads = static_cast<uint32_t>(key.tiling->num_simdgroups()) * kSimdWidth;
+    const auto threads = static_cast<uint32_t>(key.tiling->num_simdgroups) * kSimdWidth;
     launches.push_back(make_launch(pipeline, bindings, own, grid, threads));
   }
   encode(bwd.op, launches);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "flash_decode.h"
 #include "flash_launch.h"
 
 namespace flash_mps {
@@ -21,6 +22,10 @@ double work(const AttnProblem& problem) {
 
 void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
             const at::Tensor& lse) {
+  if (runs_decode(problem)) {
+    flash_decode(op, problem, /*cached=*/nullptr, out, lse);
+    return;
+  }
   const GpuFamily family = tuned_family(require_device(op).gpu_family());
   const auto reason = flash_fwd_unsupported(problem, family);
   TORCH_CHECK(!reason.has_value(), "flash_mps::", op, ": ", *reason);
@@ -51,7 +56,7 @@ void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
         .params_slot = kParamsBuffer,
         .grid = {static_cast<uint32_t>(count), static_cast<uint32_t>(problem.num_heads_q),
                  static_cast<uint32_t>(problem.batch)},
-        .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups() * 32),
+        .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups * 32),
     });
   }
   encode(op, launches);
@@ -65,8 +70,8 @@ std::optional<std::string> flash_fwd_unsupported(const AttnProblem& problem, Gpu
   if (widest > limit ||
       !choose(Op::FlashFwd, family, element_bytes(problem.type), static_cast<int>(problem.head_dim),
               static_cast<int>(problem.head_dim_v))) {
-    return c10::str("expected head_dim and head_dim_v of at most ", max_head_dim(), ", got ",
-                    problem.head_dim, " and ", problem.head_dim_v);
+    return c10::str("expected head_dim and head_dim_v of at most ", max_head_dim(Op::FlashFwd),
+                    ", got ", problem.head_dim, " and ", problem.head_dim_v);
   }
   return std::nullopt;
 }

@@ -28,6 +28,8 @@ const char* op_name(Op op) {
     case Op::FlashBwdDq: return "flash_bwd_dq";
     case Op::FlashBwdDkv: return "flash_bwd_dkv";
     case Op::FlashBwdDmask: return "flash_bwd_dmask";
+    case Op::FlashDecode: return "flash_decode";
+    case Op::FlashDecodeCombine: return "flash_decode_combine";
     case Op::FlashFwd: break;
   }
   return "flash_fwd";
@@ -53,8 +55,10 @@ int instance_head_dim(int64_t head_dim) {
 uint64_t KernelKey::cache_key() const {
   const auto row = tiling != nullptr ? static_cast<uint64_t>(tiling - tilings().data()) : 0;
   return row | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(mask_kind) << 12 |
-         static_cast<uint64_t>(has_lse) << 16 | static_cast<uint64_t>(head_dim) << 20 |
-         static_cast<uint64_t>(head_dim_v) << 36 | static_cast<uint64_t>(op) << 52;
+         static_cast<uint64_t>(has_lse) << 16 | static_cast<uint64_t>(is_split) << 17 |
+         static_cast<uint64_t>(is_cached) << 18 | static_cast<uint64_t>(is_paged) << 19 |
+         static_cast<uint64_t>(head_dim) << 20 | static_cast<uint64_t>(head_dim_v) << 36 |
+         static_cast<uint64_t>(op) << 52;
 }
 
 std::string KernelKey::name() const {
@@ -64,7 +68,10 @@ std::string KernelKey::name() const {
   if (head_dim_v != head_dim) out << "_dv" << head_dim_v;
   if (op == Op::FlashBwdDmask && mask_kind == kFloatMask) out << "_f32mask";
   if (tiling == nullptr) return out.str();
-  out << "_bq" << tiling->block_q << "_bk" << tiling->block_k << "_sg" << tiling->num_simdgroups();
+  if (is_quantized()) out << "_kv8";
+  out << "_bq" << tiling->block_q;
+  if (tiling->block_k != 0) out << "_bk" << tiling->block_k;
+  out << "_sg" << tiling->num_simdgroups;
   if (tiling->path == OperandPath::Direct) out << "_direct";
   if (tiling->home == OperandHome::Device) out << "_reread";
   return out.str();
@@ -76,6 +83,10 @@ KernelSource KernelKey::source() const {
   if (op == Op::FlashBwdDmask) {
     function << ", " << msl_type(mask_kind == kFloatMask ? ElementType::Float32 : type) << ", "
              << head_dim << ", " << head_dim_v << ", " << FLASH_BWD_DMASK_BLOCK_K;
+  } else if (op == Op::FlashDecode) {
+    function << ", " << (is_quantized() ? "char" : msl_type(type)) << ", " << head_dim << ", "
+             << head_dim_v << ", " << tiling->block_q << ", " << tiling->block_k << ", "
+             << tiling->num_simdgroups << ", " << (tiling->path == OperandPath::Staged);
   } else if (tiling != nullptr) {
     function << ", " << head_dim << ", " << head_dim_v << ", " << tiling->block_q << ", "
              << tiling->block_k << ", " << (tiling->path == OperandPath::Staged) << ", "
@@ -90,7 +101,11 @@ KernelSource KernelKey::source() const {
       .name = name(),
       .msl = msl.str(),
       .int_constants = {{kMaskKindConstant, mask_kind}},
-      .bool_constants = {{kHasLseConstant, has_lse}},
+      .bool_constants = {{kHasLseConstant, has_lse},
+                         {kIsSplitConstant, is_split},
+                         {kIsCachedConstant, is_cached},
+                         {kIsPagedConstant, is_paged},
+                         {kIsQuantizedConstant, is_quantized()}},
   };
 }
 

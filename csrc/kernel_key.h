@@ -24,10 +24,17 @@ struct KernelKey {
   int mask_kind = 0;  // MaskKind
   bool has_lse = false;  // flash_fwd: writes lse; flash_bwd_delta: reads its gradient
   const Tiling* tiling = nullptr;  // null for an op without rows in the table
+  // flash_decode
+  bool is_split = false;  // writes partial results
+  bool is_cached = false;  // sequences have lengths, left pads or cache entries of their own
+  bool is_paged = false;
+
+  bool is_quantized() const { return op == Op::FlashDecode && tiling->element_bytes == 1; }
 
   // Distinct for distinct keys; no string is built to make it.
   uint64_t cache_key() const;
-  // e.g. flash_fwd_f16_d128_bq32_bk16_sg4, with _dv<n> when it differs, _direct, _reread
+  // e.g. flash_fwd_f16_d128_bq32_bk16_sg4, with _dv<n> when it differs, _direct, _reread;
+  // flash_decode_f16_d128_bq4_bk32_sg8, without _bk when direct, with _kv8 for int8 keys and values
   std::string name() const;
   KernelSource source() const;
 };

@@ -8,6 +8,12 @@
 namespace flash_mps {
 
 // In the order of the schemas.
+#define FLASH_MPS_WITH_KVCACHE_PARAMETERS                                                   \
+  const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,                  \
+      const OptionalTensor &attn_mask, bool is_causal, std::optional<double> scale,         \
+      const OptionalTensor &k_scale, const OptionalTensor &v_scale,                         \
+      const OptionalTensor &seqlens_k, int64_t seqlen_new, const OptionalTensor &leftpad_k, \
+      const OptionalTensor &cache_batch_idx, const OptionalTensor &block_table, int64_t num_splits
 #define FLASH_MPS_KV_APPEND_PARAMETERS                                                       \
   const at::Tensor &key_cache, const at::Tensor &value_cache, const at::Tensor &key,         \
       const at::Tensor &value, const OptionalTensor &k_scale, const OptionalTensor &v_scale, \

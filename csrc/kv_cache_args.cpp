@@ -1,5 +1,11 @@
 #include "kv_cache_args.h"
 
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "../metal/instances.h"
+
 namespace flash_mps {
 
 namespace {
@@ -158,6 +164,47 @@ KvAppend check_kv_append(const char* op, KvAppend append) {
   append.key = dense_rows(key);
   append.value = dense_rows(value);
   return append;
+}
+
+CachedAttention check_cached_attention(const char* op, const at::Tensor& query, KvCache cache,
+                                       const OptionalTensor& attn_mask, bool is_causal,
+                                       std::optional<double> scale, int64_t seqlen_new,
+                                       int64_t num_splits) {
+  cache = check_kv_cache(op, std::move(cache), query, "query");
+  FLASH_MPS_CHECK(query.size(3) > 0, "a head_dim of 1 or more", query.size(3));
+  FLASH_MPS_CHECK(cache.num_heads_kv() > 0 && query.size(1) % cache.num_heads_kv() == 0,
+                  "a query head count that is a multiple of the cache's (layout [B, H, S, D])",
+                  "query ", query.sizes(), ", key cache ", cache.key.sizes());
+  FLASH_MPS_CHECK(seqlen_new >= 0, "seqlen_new of 0 or more", seqlen_new);
+  FLASH_MPS_CHECK(num_splits >= 0 && num_splits <= FLASH_DECODE_MAX_SPLITS,
+                  c10::str("num_splits between 0 (chosen) and ", FLASH_DECODE_MAX_SPLITS),
+                  num_splits);
+  FLASH_MPS_CHECK(query.size(2) + cache.capacity() + seqlen_new < std::numeric_limits<int>::max(),
+                  "seqlen_q + capacity + seqlen_new below 2^31", query.size(2), " + ",
+                  cache.capacity(), " + ", seqlen_new);
+  AttnProblem attention;
+  attention.query = dense_rows(query);
+  attention.key = cache.key;
+  attention.value = cache.value;
+  attention.is_bshd = query.stride(1) < query.stride(2);
+  attention.batch = query.size(0);
+  attention.num_heads_q = query.size(1);
+  attention.num_heads_kv = cache.num_heads_kv();
+  attention.seqlen_q = query.size(2);
+  attention.seqlen_k = cache.capacity();
+  attention.head_dim = query.size(3);
+  attention.head_dim_v = cache.value.size(3);
+  attention.type = element_type(op, query.scalar_type());
+  attention.mask_kind = kNoMask;
+  if (attn_mask.has_value()) take_mask(op, *attn_mask, attention);
+  attention.is_causal = is_causal;
+  attention.causal_offset = attention.seqlen_k - attention.seqlen_q;
+  attention.softmax_scale =
+      scale.value_or(1.0 / std::sqrt(static_cast<double>(attention.head_dim)));
+  return {.attention = std::move(attention),
+          .cache = std::move(cache),
+          .seqlen_new = seqlen_new,
+          .num_splits = num_splits};
 }
 
 }  // namespace flash_mps

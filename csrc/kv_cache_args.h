@@ -19,6 +19,11 @@ struct KvCache {
   OptionalTensor seqlens, leftpad, cache_batch_idx;  // int32 [B]
   OptionalTensor block_table;  // int32 [B, max_pages_per_seq]
 
+  // Whether sequences differ in more than their place in the batch.
+  bool is_indexed() const {
+    return seqlens.has_value() || leftpad.has_value() || cache_batch_idx.has_value() ||
+           block_table.has_value();
+  }
   bool is_int8() const { return key.scalar_type() == at::kChar; }
   int64_t num_entries() const { return key.size(0); }
   int64_t num_heads_kv() const { return key.size(1); }
@@ -50,6 +55,15 @@ struct KvAppend {
   std::optional<Rotary> rotary;  // of the new keys
 };
 
+// Attention over a cache. `attention` holds the cache's key and value as they are, [entries, Hkv, S, D],
+// and the capacity as its seqlen_k.
+struct CachedAttention {
+  AttnProblem attention;
+  KvCache cache;
+  int64_t seqlen_new = 0;  // keys of a sequence beyond seqlens
+  int64_t num_splits = 0;  // 0: chosen by the library
+};
+
 // Each throws c10::Error "flash_mps::<op>: expected <what>, got <value>", and returns its argument with
 // small index tensors made dense.
 
@@ -57,5 +71,9 @@ struct KvAppend {
 KvCache check_kv_cache(const char* op, KvCache cache, const at::Tensor& tokens, const char* name);
 Rotary check_rotary(const char* op, Rotary rotary, const at::Tensor& rows, const char* name);
 KvAppend check_kv_append(const char* op, KvAppend append);
+CachedAttention check_cached_attention(const char* op, const at::Tensor& query, KvCache cache,
+                                       const OptionalTensor& attn_mask, bool is_causal,
+                                       std::optional<double> scale, int64_t seqlen_new,
+                                       int64_t num_splits);
 
 }  // namespace flash_mps

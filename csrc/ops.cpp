@@ -8,6 +8,7 @@
 #include "attention_cpu.h"
 #include "attn_args.h"
 #include "flash_bwd.h"
+#include "flash_decode.h"
 #include "flash_fwd.h"
 #include "kv_cache.h"
 #include "kv_cache_cpu.h"
@@ -59,6 +60,7 @@ namespace {
 constexpr const char* kAttention = "attention";
 constexpr const char* kAttentionWithLse = "attention_with_lse";
 constexpr const char* kAttentionBackward = "attention_backward";
+constexpr const char* kAttentionWithKvCache = "attention_with_kvcache";
 
 at::Tensor attention_mps(FLASH_MPS_PARAMETERS) {
   return std::get<0>(
@@ -68,6 +70,20 @@ at::Tensor attention_mps(FLASH_MPS_PARAMETERS) {
 TensorPair attention_with_lse_mps(FLASH_MPS_PARAMETERS) {
   return flash_fwd(kAttentionWithLse, check_arguments(kAttentionWithLse, FLASH_MPS_ARGUMENTS),
                    true);
+}
+
+TensorPair attention_with_kvcache_mps(FLASH_MPS_WITH_KVCACHE_PARAMETERS) {
+  const KvCache cache = {.key = key,
+                         .value = value,
+                         .k_scale = k_scale,
+                         .v_scale = v_scale,
+                         .seqlens = seqlens_k,
+                         .leftpad = leftpad_k,
+                         .cache_batch_idx = cache_batch_idx,
+                         .block_table = block_table};
+  return flash_decode_cached(kAttentionWithKvCache,
+                             check_cached_attention(kAttentionWithKvCache, query, cache, attn_mask,
+                                                    is_causal, scale, seqlen_new, num_splits));
 }
 
 at::Tensor attention_on_cpu(FLASH_MPS_PARAMETERS) {
@@ -122,6 +138,7 @@ TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {
   m.impl("attention", attention_mps);
   m.impl("attention_with_lse", attention_with_lse_mps);
   m.impl("attention_backward", attention_backward<flash_bwd>);
+  m.impl("attention_with_kvcache", attention_with_kvcache_mps);
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, CPU, m) {

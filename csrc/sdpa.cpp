@@ -98,7 +98,7 @@ bool shapes_fit(const at::Tensor& query, const at::Tensor& key, const at::Tensor
       return false;
     }
   }
-  const int limit = max_head_dim();
+  const int limit = max_head_dim(Op::FlashFwd);
   const c10::SymInt head_dim = query.sym_size(-1), head_dim_v = value.sym_size(-1);
   return key.sym_size(-1) == head_dim && value.sym_size(-2) == key.sym_size(-2) && head_dim >= 1 &&
          head_dim <= limit && head_dim_v >= 1 && head_dim_v <= limit;

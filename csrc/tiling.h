@@ -2,11 +2,20 @@
 // looked up.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 namespace flash_mps {
 
-enum class Op { FlashFwd, FlashBwdDelta, FlashBwdDq, FlashBwdDkv, FlashBwdDmask };
+enum class Op {
+  FlashFwd,
+  FlashBwdDelta,
+  FlashBwdDq,
+  FlashBwdDkv,
+  FlashBwdDmask,
+  FlashDecode,
+  FlashDecodeCombine,
+};
 enum class GpuFamily { Apple7 = 7, Apple9 = 9, Apple10 = 10 };
 enum class OperandPath { Staged, Direct };
 enum class OperandHome { Registers, Device };
@@ -16,13 +25,14 @@ struct Tiling {
   GpuFamily family;
   int element_bytes;
   int max_head_dim;
-  int block_q;
+  int block_q;  // in flash_decode: rows of one simdgroup
   int block_k;
   OperandPath path;
   OperandHome home;
+  int num_simdgroups;
 
-  // Of the block that a threadgroup owns: keys in flash_bwd_dkv, queries elsewhere.
-  int num_simdgroups() const { return (op == Op::FlashBwdDkv ? block_k : block_q) / 8; }
+  // Rows of flash_decode that read K and V together.
+  int max_rows() const { return path == OperandPath::Staged ? block_q * num_simdgroups : block_q; }
 };
 
 // The table's rows, in order. Empty for an op without one.
@@ -31,10 +41,20 @@ std::span<const Tiling> tilings();
 // The family whose rows serve a GPU of Apple family N (see Device::gpu_family()).
 GpuFamily tuned_family(int apple_family);
 
-// The row for a problem; null when head_dim is beyond the table.
+// The row for a problem; null when head_dim is beyond the table. Not for flash_decode.
 const Tiling* choose(Op op, GpuFamily family, int element_bytes, int head_dim, int head_dim_v);
 
-// The largest head_dim that the table holds.
-int max_head_dim();
+// The row of flash_decode for `num_rows` rows that read one KV head; null when head_dim is beyond the
+// table.
+const Tiling* choose_decode(int element_bytes, int head_dim, int head_dim_v, int64_t num_rows);
+
+// The largest head_dim that the table holds for an op.
+int max_head_dim(Op op);
+
+// How many threadgroups of flash_decode share the keys of one KV head and sequence: enough to give
+// every core of the GPU its threadgroups, as long as each has keys to be worth a second pass.
+// gpu_cores: 0 when unknown.
+int num_splits(int64_t batch, int64_t num_heads_kv, int64_t seqlen_k, GpuFamily family,
+               int gpu_cores);
 
 }  // namespace flash_mps

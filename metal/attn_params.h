@@ -52,6 +52,45 @@ struct AttnBwdParams {
 
 #define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 320
 
+// Of the decode kernel. A row is one query of one head: the num_rows rows that read one KV head are
+// numbered query * group_size + head. Keys lie in entries of a cache, one a sequence, or in pages: in
+// fwd, k_stride_b and v_stride_b lead from one entry or page to the next.
+struct AttnDecodeParams {
+  AttnParams fwd;
+  int64_t k_scale_stride_b, k_scale_stride_h,
+      k_scale_stride_s;  // of an int8 key: [entries, Hkv, S]
+  int64_t v_scale_stride_b, v_scale_stride_h, v_scale_stride_s;
+  int64_t block_table_stride_b;  // [B, pages of a sequence]
+  int64_t total_rows;  // of all heads and sequences
+
+  int32_t num_rows;
+  int32_t row_tiles;  // of a threadgroup: a power of 2
+  int32_t first_row_block;  // of this dispatch
+  int32_t num_splits;
+  int32_t num_entries;  // of the cache, or pages
+  int32_t mask_row_q,
+      mask_row_h;  // rows of the mask from one query, one head to the next; 0: shared
+  int32_t page_size;
+  int32_t seqlen_new;  // keys of a sequence beyond seqlens
+  int32_t has_seqlens, has_leftpad, has_batch_idx;
+  int32_t is_bottom_right;  // causal: the last query sees the last key
+};
+
+#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 296
+
+// Of the combine pass. The scratch holds O [splits, rows, Dv], then (m, l) [splits, rows, 2], where
+// rows counts those of all heads and sequences.
+struct AttnCombineParams {
+  int64_t out_stride_b, out_stride_h, out_stride_s;
+  int32_t num_heads_q;
+  int32_t seqlen_q;
+  int32_t head_dim_v;
+  int32_t num_splits;
+  int32_t num_rows;
+};
+
+#define FLASH_MPS_ATTN_COMBINE_PARAMS_SIZE 48
+
 enum AttnBuffer {
   kQueryBuffer = 0,
   kKeyBuffer = 1,
@@ -68,11 +107,23 @@ enum AttnBuffer {
   kDKeyBuffer = 11,
   kDValueBuffer = 12,
   kDMaskBuffer = 13,
+  // decode
+  kPartialBuffer = 14,
+  kKeyScaleBuffer = 15,
+  kValueScaleBuffer = 16,
+  kSeqlensBuffer = 17,
+  kLeftpadBuffer = 18,
+  kBatchIdxBuffer = 19,
+  kBlockTableBuffer = 20,
 };
 
 enum AttnConstant {
   kMaskKindConstant = 0,
   kHasLseConstant = 1,
+  kIsSplitConstant = 2,  // writes partial results, for the combine pass
+  kIsCachedConstant = 3,  // sequences have lengths, left pads and entries of their own
+  kIsPagedConstant = 4,  // keys are found through a block table
+  kIsQuantizedConstant = 5,  // keys and values are int8 with a scale each
 };
 
 // Value of the constant kMaskKindConstant.
@@ -86,5 +137,11 @@ enum MaskKind {
 static_assert(sizeof(AttnParams) == FLASH_MPS_ATTN_PARAMS_SIZE, "AttnParams: layout changed");
 static_assert(
     sizeof(AttnBwdParams) == FLASH_MPS_ATTN_BWD_PARAMS_SIZE, "AttnBwdParams: layout changed");
+static_assert(
+    sizeof(AttnDecodeParams) == FLASH_MPS_ATTN_DECODE_PARAMS_SIZE,
+    "AttnDecodeParams: layout changed");
+static_assert(
+    sizeof(AttnCombineParams) == FLASH_MPS_ATTN_COMBINE_PARAMS_SIZE,
+    "AttnCombineParams: layout changed");
 
 }  // namespace flash_mps

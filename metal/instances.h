@@ -76,6 +76,55 @@
   X(Apple10, 4, 128, 16, 32, Direct, Device)            \
   X(Apple10, 4, 256, 8, 32, Direct, Device)
 
+// X(family, element_bytes, max_head_dim, rows, block_k, operand_path, num_simdgroups)
+//   element_bytes  of K and V; 1 is int8
+//   rows           a simdgroup keeps Q and O of so many rows in registers, about 100 of them a lane
+//   operand_path   Direct: simdgroups split the keys and have all rows; they read K and V from device
+//                  memory, each key once, and block_k plays no part
+//                  Staged: they have up to num_simdgroups * rows rows between them, and read K and V
+//                  from threadgroup memory, block_k keys at a time
+// Of one max_head_dim, the first that holds all rows is taken, or the last. Every family has the same
+// rows: the work is bound by reading K and V once.
+#define FLASH_DECODE_INSTANCES(X)                       \
+  X(Apple7, 1, 128, 1, 0, Direct, 8)                    \
+  X(Apple7, 1, 128, 2, 0, Direct, 8)                    \
+  X(Apple7, 1, 128, 2, 32, Staged, 8)                   \
+  X(Apple7, 1, 128, 2, 32, Staged, 16)                  \
+  X(Apple7, 1, 256, 1, 0, Direct, 8)                    \
+  X(Apple7, 1, 256, 2, 0, Direct, 8)                    \
+  X(Apple7, 1, 256, 2, 32, Staged, 8)                   \
+  X(Apple7, 1, 256, 2, 32, Staged, 16)                  \
+  X(Apple7, 1, 576, 1, 0, Direct, 8)                    \
+  X(Apple7, 1, 576, 1, 16, Staged, 8)                   \
+  X(Apple7, 2, 128, 1, 0, Direct, 8)                    \
+  X(Apple7, 2, 128, 2, 0, Direct, 8)                    \
+  X(Apple7, 2, 128, 4, 0, Direct, 8)                    \
+  X(Apple7, 2, 128, 4, 32, Staged, 8)                   \
+  X(Apple7, 2, 128, 4, 32, Staged, 16)                  \
+  X(Apple7, 2, 256, 1, 0, Direct, 8)                    \
+  X(Apple7, 2, 256, 2, 0, Direct, 8)                    \
+  X(Apple7, 2, 256, 4, 0, Direct, 8)                    \
+  X(Apple7, 2, 256, 4, 16, Staged, 8)                   \
+  X(Apple7, 2, 256, 4, 16, Staged, 16)                  \
+  X(Apple7, 2, 576, 1, 0, Direct, 8)                    \
+  X(Apple7, 2, 576, 2, 0, Direct, 8)                    \
+  X(Apple7, 2, 576, 2, 8, Staged, 8)                    \
+  X(Apple7, 4, 128, 1, 0, Direct, 8)                    \
+  X(Apple7, 4, 128, 2, 0, Direct, 8)                    \
+  X(Apple7, 4, 128, 4, 0, Direct, 8)                    \
+  X(Apple7, 4, 128, 4, 16, Staged, 8)                   \
+  X(Apple7, 4, 128, 4, 16, Staged, 16)                  \
+  X(Apple7, 4, 256, 1, 0, Direct, 8)                    \
+  X(Apple7, 4, 256, 2, 0, Direct, 8)                    \
+  X(Apple7, 4, 256, 4, 0, Direct, 8)                    \
+  X(Apple7, 4, 256, 4, 8, Staged, 8)                    \
+  X(Apple7, 4, 256, 4, 8, Staged, 16)                   \
+  X(Apple7, 4, 576, 1, 0, Direct, 8)                    \
+  X(Apple7, 4, 576, 1, 4, Staged, 8)
+
+// The combine pass keeps a weight for each split in threadgroup memory.
+#define FLASH_DECODE_MAX_SPLITS 128
+
 // One row for every family: a mask's gradient is read-bound, and each simdgroup works alone.
 #define FLASH_BWD_DMASK_BLOCK_K 16
 // Columns of dK and dV that one threadgroup of flash_bwd_dkv accumulates (its head block).

@@ -108,9 +108,14 @@ CALLS = {
         "attention(*[t(1, 1, 2, 8, device='cpu', dtype=torch.complex64)] * 3)", "RuntimeError",
         ["attention: expected query of dtype Float, Half or BFloat16", "ComplexFloat"]),
     "KF-11-head-dim-beyond-the-table": (
-        "attention(t(1, 4, 1, 576), t(1, 1, 7, 576), t(1, 1, 7, 512), enable_gqa=True)",
+        "attention(t(1, 4, 17, 576), t(1, 1, 7, 576), t(1, 1, 7, 512), enable_gqa=True)",
         "RuntimeError",
         ["attention: expected head_dim and head_dim_v of at most 256", "576 and 512"]),
+    "KF-11-head-dim-beyond-the-decode-table": (
+        "attention(t(1, 4, 1, 8), t(1, 1, 7, 8), t(1, 1, 7, 577), enable_gqa=True)",
+        "RuntimeError",
+        ["attention: expected head_dim and head_dim_v of at most 576 for up to 16 queries",
+         "8 and 577"]),
     "dropout-below-0": (
         "attention(Q, K, K, None, -0.1)", "RuntimeError",
         ["attention: expected dropout_p between 0 and 1", "-0.1"]),

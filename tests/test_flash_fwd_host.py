@@ -56,7 +56,7 @@ def test_HD_10_strides_of_size_1_dimensions_mean_nothing(device, dtype):
     check_same_bits(attention(*odd), plain)
     assert torch_flash_mps.explain(*odd) == torch_flash_mps.explain(q, k, v)
     one_row = q[:, :, :1].as_strided((1, 1, 1, 16), (2**33, 2**40, 0, 1))
-    check_same_bits(attention(one_row, k, v), plain[:, :, :1])
+    check_same_bits(attention(one_row, k, v), attention(q[:, :, :1].contiguous(), k, v))
 
 
 def test_HD_10_broadcast_operands_are_read_by_stride(device):

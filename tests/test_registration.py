@@ -171,23 +171,29 @@ def test_PY_12_explain_says_what_would_run(device):
 
 
 def test_PY_12_explain_gives_the_reason_why_nothing_would_run(device):
-    q = torch.zeros(1, 1, 2, 300, device=device)
-    plan = torch_flash_mps.explain(q, q, q)
-    assert plan["kernel"] is None
-    assert "at most 256" in plan["reason"] and "300" in plan["reason"]
+    for seqlen, most, found in ((17, 256, 300), (2, 576, 600)):
+        q = torch.zeros(1, 1, seqlen, found, device=device)
+        plan = torch_flash_mps.explain(q, q, q)
+        assert plan["kernel"] is None
+        assert f"at most {most}" in plan["reason"] and str(found) in plan["reason"]
 
 
-def test_HD_12_a_new_length_never_means_a_new_kernel(device, simulator):
+@pytest.mark.parametrize("lengths", [range(17, 200, 3), range(1, 600, 9)], ids=["fwd", "decode"])
+def test_HD_12_a_new_length_never_means_a_new_kernel(device, simulator, lengths):
+    is_decode = lengths.start == 1
+
     def attend(seqlen):
-        q = torch.zeros(1, 1, seqlen, 64, device=device)
-        torch.ops.flash_mps.attention(q, q, q)
-        return torch_flash_mps.explain(q, q, q)["kernel"]
+        k = torch.zeros(1, 1, seqlen, 64, device=device)
+        q = k[:, :, :1] if is_decode else k
+        torch.ops.flash_mps.attention(q, k, k)
+        return torch_flash_mps.explain(q, k, k)["kernel"]
 
-    name = attend(200)
+    name = attend(lengths.start)
+    attend(lengths.stop)   # a decode of that many keys is split
     torch.mps.synchronize()
     pipelines = simulator.stats()["pipelines_built"] if simulator else 0
     memory = torch.mps.driver_allocated_memory()
-    assert {attend(seqlen) for seqlen in range(1, 200, 3)} == {name}
+    assert {attend(seqlen) for seqlen in lengths} == {name}
     torch.mps.synchronize()
     if simulator:
         assert simulator.stats()["pipelines_built"] == pipelines

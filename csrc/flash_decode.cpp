@@ -1,0 +1,235 @@
+#include "flash_decode.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <vector>
+
+#include "flash_launch.h"
+
+namespace flash_mps {
+
+namespace {
+
+constexpr int64_t kMaxDecodeQueries = 16;
+constexpr uint32_t kSimdWidth = 32;
+
+int64_t divide_up(int64_t count, int64_t size) {
+  return (count + size - 1) / size;
+}
+
+double work(const AttnProblem& problem) {
+  return 2.0 * static_cast<double>(problem.batch * problem.num_heads_q * problem.seqlen_q) *
+         static_cast<double>(problem.seqlen_k) *
+         static_cast<double>(problem.head_dim + problem.head_dim_v);
+}
+
+const Tiling* choose_tiling(const AttnProblem& problem) {
+  const auto limit = int64_t{std::numeric_limits<int>::max()};
+  if (problem.head_dim > limit || problem.head_dim_v > limit) return nullptr;
+  return choose_decode(static_cast<int>(problem.key.element_size()),
+                       static_cast<int>(problem.head_dim), static_cast<int>(problem.head_dim_v),
+                       problem.group_size() * problem.seqlen_q);
+}
+
+// Strides of what lies in the cache beside keys and values.
+void add_cache(AttnDecodeParams& params, const CachedAttention& cached) {
+  const KvCache& cache = cached.cache;
+  params.num_entries = static_cast<int32_t>(cache.num_entries());
+  params.seqlen_new = static_cast<int32_t>(cached.seqlen_new);
+  params.has_seqlens = cache.seqlens.has_value();
+  params.has_leftpad = cache.leftpad.has_value();
+  params.has_batch_idx = cache.cache_batch_idx.has_value();
+  if (cache.k_scale.has_value()) {
+    params.k_scale_stride_b = stride_or_broadcast(*cache.k_scale, 0);
+    params.k_scale_stride_h = stride_or_broadcast(*cache.k_scale, 1);
+    params.k_scale_stride_s = stride_or_broadcast(*cache.k_scale, 2);
+    params.v_scale_stride_b = stride_or_broadcast(*cache.v_scale, 0);
+    params.v_scale_stride_h = stride_or_broadcast(*cache.v_scale, 1);
+    params.v_scale_stride_s = stride_or_broadcast(*cache.v_scale, 2);
+  }
+  if (cache.block_table.has_value()) {
+    params.block_table_stride_b = stride_or_broadcast(*cache.block_table, 0);
+  }
+}
+
+AttnDecodeParams make_decode_params(const AttnProblem& problem, const CachedAttention* cached,
+                                    const FlashDecodePlan& plan, const at::Tensor& out) {
+  AttnDecodeParams params{
+      .fwd = make_params(problem, out),
+      .total_rows = problem.batch * problem.num_heads_q * problem.seqlen_q,
+      .num_rows = static_cast<int32_t>(plan.num_rows),
+      .row_tiles = static_cast<int32_t>(plan.row_tiles),
+      .num_splits = static_cast<int32_t>(plan.num_splits),
+      .num_entries = static_cast<int32_t>(problem.batch),
+      .page_size = static_cast<int32_t>(problem.key.size(2)),
+      .is_bottom_right = problem.is_causal,
+  };
+  const int64_t rows_per_block = plan.row_tiles * plan.key.tiling->block_q;
+  const bool has_own_heads = params.fwd.mask_stride_h != 0 && problem.group_size() > 1;
+  // A block that holds part of a group tells its rows apart by their query too.
+  const bool has_own_queries =
+      params.fwd.mask_stride_q != 0 || (has_own_heads && problem.group_size() > rows_per_block);
+  const int64_t mask_heads = has_own_heads ? problem.group_size() : 1;
+  params.mask_row_h = has_own_heads;
+  params.mask_row_q = has_own_queries ? static_cast<int32_t>(mask_heads) : 0;
+  if (cached != nullptr) add_cache(params, *cached);
+  return params;
+}
+
+std::vector<Binding> make_bindings(const AttnProblem& problem, const CachedAttention* cached,
+                                   const FlashDecodePlan& plan, const at::Tensor& out,
+                                   const at::Tensor& lse, const at::Tensor& partial) {
+  std::vector<Binding> bindings;
+  bindings.reserve(12);
+  bindings.push_back(bind(problem.query, kQueryBuffer));
+  bindings.push_back(bind(problem.key, kKeyBuffer));
+  bindings.push_back(bind(problem.value, kValueBuffer));
+  if (partial.defined()) {
+    bindings.push_back(bind(partial, kPartialBuffer));
+  } else {
+    bindings.push_back(bind(out, kOutBuffer));
+    if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
+  }
+  if (problem.mask.defined()) bindings.push_back(bind(problem.mask, kMaskBuffer));
+  if (plan.key.is_quantized()) {
+    bindings.push_back(bind(*cached->cache.k_scale, kKeyScaleBuffer));
+    bindings.push_back(bind(*cached->cache.v_scale, kValueScaleBuffer));
+  }
+  if (plan.key.is_cached) {
+    // A kernel's buffers are all bound, also one that its params tell it not to read.
+    const auto or_query = [&](const OptionalTensor& tensor) {
+      return tensor.value_or(problem.query);
+    };
+    bindings.push_back(bind(or_query(cached->cache.seqlens), kSeqlensBuffer));
+    bindings.push_back(bind(or_query(cached->cache.leftpad), kLeftpadBuffer));
+    bindings.push_back(bind(or_query(cached->cache.cache_batch_idx), kBatchIdxBuffer));
+  }
+  if (plan.key.is_paged) {
+    bindings.push_back(bind(*cached->cache.block_table, kBlockTableBuffer));
+  }
+  return bindings;
+}
+
+void launch_combine(const char* op, const AttnProblem& problem, const FlashDecodePlan& plan,
+                    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& partial) {
+  std::vector<Binding> bindings = {bind(out, kOutBuffer), bind(partial, kPartialBuffer)};
+  if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
+  const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
+  const AttnCombineParams params = {
+      .out_stride_b = out.stride(0),
+      .out_stride_h = out.stride(1),
+      .out_stride_s = out.stride(2),
+      .num_heads_q = static_cast<int32_t>(problem.num_heads_q),
+      .seqlen_q = static_cast<int32_t>(problem.seqlen_q),
+      .head_dim_v = static_cast<int32_t>(problem.head_dim_v),
+      .num_splits = static_cast<int32_t>(plan.num_splits),
+      .num_rows = static_cast<int32_t>(rows),
+  };
+  const Launch launch = {
+      .pipeline = require_pipeline(
+          op, {.op = Op::FlashDecodeCombine, .type = problem.type, .has_lse = lse.defined()}),
+      .bindings = bindings,
+      .params = &params,
+      .params_bytes = sizeof(params),
+      .params_slot = kParamsBuffer,
+      .grid = {static_cast<uint32_t>(rows), 1, 1},
+      .threads = kSimdWidth,
+      .reads_earlier_launches = true,
+  };
+  encode(op, {&launch, 1});
+}
+
+}  // namespace
+
+bool runs_decode(const AttnProblem& problem) {
+  return problem.seqlen_q <= kMaxDecodeQueries;
+}
+
+std::optional<std::string> flash_decode_unsupported(const AttnProblem& problem) {
+  if (choose_tiling(problem) != nullptr) return std::nullopt;
+  return c10::str("expected head_dim and head_dim_v of at most ", max_head_dim(Op::FlashDecode),
+                  " for up to ", kMaxDecodeQueries, " queries, got ", problem.head_dim, " and ",
+                  problem.head_dim_v);
+}
+
+FlashDecodePlan plan_flash_decode(const AttnProblem& problem, const CachedAttention* cached,
+                                  GpuFamily family, int gpu_cores, bool has_lse) {
+  const Tiling* tiling = choose_tiling(problem);
+  FlashDecodePlan plan{};
+  plan.num_rows = problem.group_size() * problem.seqlen_q;
+  const int64_t most = tiling->max_rows() / tiling->block_q;
+  const int64_t tiles = divide_up(plan.num_rows, tiling->block_q);
+  plan.row_tiles =
+      std::min(most, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tiles))));
+  plan.num_row_blocks = divide_up(plan.num_rows, plan.row_tiles * tiling->block_q);
+  plan.row_blocks_per_dispatch = blocks_per_dispatch(plan.num_row_blocks, work(problem));
+  plan.num_splits = cached != nullptr && cached->num_splits > 0
+                        ? cached->num_splits
+                        : num_splits(problem.batch * plan.num_row_blocks, problem.num_heads_kv,
+                                     problem.seqlen_k, family, gpu_cores);
+  const bool is_split = plan.num_splits > 1;
+  plan.key = {
+      .op = Op::FlashDecode,
+      .type = problem.type,
+      .head_dim = instance_head_dim(problem.head_dim),
+      .head_dim_v = instance_head_dim(problem.head_dim_v),
+      .mask_kind = problem.mask_kind,
+      .has_lse = has_lse && !is_split,
+      .tiling = tiling,
+      .is_split = is_split,
+      .is_cached = cached != nullptr && cached->cache.is_indexed(),
+      .is_paged = cached != nullptr && cached->cache.block_table.has_value(),
+  };
+  return plan;
+}
+
+void flash_decode(const char* op, const AttnProblem& problem, const CachedAttention* cached,
+                  const at::Tensor& out, const at::Tensor& lse) {
+  Device& gpu = require_device(op);
+  const auto reason = flash_decode_unsupported(problem);
+  TORCH_CHECK(!reason.has_value(), "flash_mps::", op, ": ", *reason);
+  const FlashDecodePlan plan = plan_flash_decode(problem, cached, tuned_family(gpu.gpu_family()),
+                                                 gpu.gpu_cores(), lse.defined());
+  const Pipeline* pipeline = require_pipeline(op, plan.key);
+  at::Tensor partial;
+  if (plan.num_splits > 1) {
+    partial = at::empty({plan.scratch_size(problem)}, problem.query.options().dtype(at::kFloat));
+  }
+  const std::vector<Binding> bindings = make_bindings(problem, cached, plan, out, lse, partial);
+  AttnDecodeParams params = make_decode_params(problem, cached, plan, out);
+  for (int64_t first = 0; first < plan.num_row_blocks; first += plan.row_blocks_per_dispatch) {
+    params.first_row_block = static_cast<int32_t>(first);
+    const int64_t count = std::min(plan.row_blocks_per_dispatch, plan.num_row_blocks - first);
+    const Launch launch = {
+        .pipeline = pipeline,
+        .bindings = bindings,
+        .params = &params,
+        .params_bytes = sizeof(params),
+        .params_slot = kParamsBuffer,
+        .grid = {static_cast<uint32_t>(count * plan.num_splits),
+                 static_cast<uint32_t>(problem.num_heads_kv), static_cast<uint32_t>(problem.batch)},
+        .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups) * kSimdWidth,
+    };
+    encode(op, {&launch, 1});
+  }
+  if (partial.defined()) launch_combine(op, problem, plan, out, lse, partial);
+}
+
+std::tuple<at::Tensor, at::Tensor> flash_decode_cached(const char* op,
+                                                       const CachedAttention& cached) {
+  const AttnProblem& problem = cached.attention;
+  at::Tensor out = empty_out(problem);
+  at::Tensor lse = empty_lse(problem);
+  if (lse.numel() > 0 && (problem.key.numel() == 0 || problem.value.numel() == 0)) {
+    out.zero_();
+    lse.fill_(-std::numeric_limits<float>::infinity());
+  } else if (lse.numel() > 0) {
+    flash_decode(op, problem, &cached, out, lse);
+  }
+  return {out, lse};
+}
+
+}  // namespace flash_mps

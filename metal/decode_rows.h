@@ -1,0 +1,267 @@
+// The rows of one simdgroup of flash_decode, in registers: what it knows of them, one step over keys,
+// and merging with what others know.
+//
+// Of the keys of a step each group of lanes reads its own, and keeps a running softmax of its own, so
+// that a step needs no exchange but the sums of the products.
+#pragma once
+
+#include "decode_operands.h"
+#include "lane_rows.h"
+#include "online_softmax.h"
+#include "score_mod.h"
+
+namespace flash_mps {
+
+// Sizes that follow from the template arguments of the kernel.
+template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool STAGED>
+struct DecodeTile {
+  static constant constexpr const int kElements = kWideBytes / int(sizeof(KV));  // of a word
+  static constant constexpr const int kWords = ((D > DV ? D : DV) + kElements - 1) / kElements;
+  static constant constexpr const int kLanes = lanes_per_row<kWords>();
+  static constant constexpr const int kGroups = kSimdWidth / kLanes;  // rows of K read at a time
+  static constant constexpr const int kLaneWords = (kWords + kLanes - 1) / kLanes;
+  static constant constexpr const int kLaneElements = kLaneWords * kElements;
+  static constant constexpr const int kPitch = kWords * kElements;  // of a staged row
+  // Keys of one group of lanes in a step. Direct: four words in flight hide latency. Staged: up to four
+  // simdgroups divide a block.
+  static constant constexpr const int kWanted = STAGED ? BK / 4 / kGroups : 4 / kLaneWords;
+  static constant constexpr const int kMost = kSimdWidth / kGroups;
+  static constant constexpr const int kKeys = kWanted < 1 ? 1 : (kWanted < kMost ? kWanted : kMost);
+  static constant constexpr const int kStep = kKeys * kGroups;
+  static constant constexpr const int kBlock = STAGED ? BK : SG * kStep;
+  static constant constexpr const int kMaskPitch = STAGED ? BK : kStep;
+  static constant constexpr const int kMaskElements = ROWS * SG * kMaskPitch;
+  static constant constexpr const int kQueryBytes = ROWS * D * int(sizeof(T));
+  static constant constexpr const int kKeyBytes = STAGED ? 2 * BK * kPitch * int(sizeof(KV)) : 0;
+  static constant constexpr const int kMergeBytes = SG * DV * int(sizeof(float));
+  static constant constexpr const int kOwnBytes =
+      kQueryBytes > kMergeBytes ? kQueryBytes : kMergeBytes;
+  static constant constexpr const int kTileBytes = kKeyBytes > kOwnBytes ? kKeyBytes : kOwnBytes;
+  static constant constexpr const int kTileWords = (kTileBytes + kWideBytes - 1) / kWideBytes;
+};
+
+// The rows of one simdgroup, and what each group of lanes knows of them after the keys that it has read.
+template <typename T, int ROWS, int COUNT>
+struct DecodeRows {
+  T Q[ROWS][COUNT];
+  float O[ROWS][COUNT];
+  SoftmaxState state[ROWS];
+  int q_idx[ROWS];
+  int mask_row[ROWS];  // of the mask's tile
+  int count;  // of those ROWS that exist
+};
+
+// Element e of a lane is this column of its row.
+template <typename Tile>
+inline int lane_column(int e, int lane_in_row) {
+  return (e / Tile::kElements * Tile::kLanes + lane_in_row) * Tile::kElements + e % Tile::kElements;
+}
+
+// m = -inf, l = 0, O = 0
+template <typename T, int ROWS, int COUNT>
+inline void init_rows(
+    thread DecodeRows<T, ROWS, COUNT>& rows,
+    constant AttnDecodeParams& decode,
+    int first_row,
+    int first_mask_row) {
+  rows.count = decode.num_rows - first_row;
+  FLASH_MPS_UNROLL
+  for (int r = 0; r < ROWS; ++r) {
+    rows.state[r] = softmax_init();
+    rows.q_idx[r] = (first_row + r) / decode.fwd.group_size;
+    rows.mask_row[r] = mask_row_index(decode, first_row + r) - first_mask_row;
+    FLASH_MPS_UNROLL
+    for (int e = 0; e < COUNT; ++e) {
+      rows.O[r][e] = 0.0f;
+    }
+  }
+}
+
+template <typename Tile, int D, typename T, int ROWS, int COUNT>
+inline void take_queries(
+    thread DecodeRows<T, ROWS, COUNT>& rows, const threadgroup T* tile, int lane_in_row) {
+  FLASH_MPS_UNROLL
+  for (int e = 0; e < COUNT; ++e) {
+    const int column = lane_column<Tile>(e, lane_in_row);
+    FLASH_MPS_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      rows.Q[r][e] = column < D ? tile[r * D + column] : T(0);
+    }
+  }
+}
+
+// Raises m of row r to at least `m`; l and O follow.
+template <typename T, int ROWS, int COUNT>
+inline void rescale_row(thread DecodeRows<T, ROWS, COUNT>& rows, int r, float m) {
+  const float rescale = softmax_raise(rows.state[r], m);
+  if (rescale != 1.0f) {
+    FLASH_MPS_UNROLL
+    for (int e = 0; e < COUNT; ++e) {
+      rows.O[r][e] *= rescale;
+    }
+  }
+}
+
+// What this lane holds of the rows of the step's keys; zeros in place of a key that no row sees, which
+// is not read.
+template <typename Tile, bool STAGED, typename KV>
+inline void load_step(
+    thread KV* elements,
+    thread const KeyRows<KV>& rows,
+    const threadgroup KV* tile,
+    const thread KeySlot* slots,
+    const thread uint* seen,
+    int tile_row,
+    int lane_in_row) {
+  FLASH_MPS_UNROLL
+  for (int i = 0; i < Tile::kKeys * Tile::kLaneWords; ++i) {
+    const int j = i / Tile::kLaneWords;
+    const int column = lane_column<Tile>(i % Tile::kLaneWords * Tile::kElements, lane_in_row);
+    thread KV* word = elements + i * Tile::kElements;
+    if (!STAGED) {
+      load_word(
+          word, key_row(rows, slots[j]), column, seen[j] != 0 ? rows.columns : 0, rows.is_wide);
+    } else {
+      const bool is_inside = seen[j] != 0 && column < Tile::kPitch;
+      const int offset = (tile_row + j * Tile::kGroups) * Tile::kPitch + column;
+      unpack(
+          is_inside ? *reinterpret_cast<const threadgroup uint4*>(tile + offset) : uint4(0), word);
+    }
+  }
+}
+
+// One step: keys `step` ... of the block that begins at k_start, for the rows of one simdgroup.
+template <typename Tile, bool STAGED, typename T, typename KV, int ROWS, int COUNT>
+inline void visit_keys(
+    thread DecodeRows<T, ROWS, COUNT>& rows,
+    constant AttnDecodeParams& decode,
+    thread const KeySequence<KV>& keys,
+    const threadgroup KV* K_tile,
+    const threadgroup KV* V_tile,
+    const threadgroup float* mask_tile,
+    int k_start,
+    int step,
+    int k_end,
+    int lane) {
+  const int lane_in_row = lane % Tile::kLanes;
+  const int k_first = step + lane / Tile::kLanes;
+
+  // seen = which rows see which keys
+  uint seen[Tile::kKeys];
+  KeySlot slots[Tile::kKeys];
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < Tile::kKeys; ++j) {
+    const int k = k_first + j * Tile::kGroups;
+    seen[j] = 0;
+    FLASH_MPS_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      bool visible = r < rows.count && k < k_end && is_in_band(keys.band, rows.q_idx[r], k);
+      if (has_mask && visible) {
+        visible = mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k - k_start] != -INFINITY;
+      }
+      seen[j] |= visible ? 1u << uint(r) : 0u;
+    }
+    slots[j] = KeySlot{};
+    if (seen[j] != 0) {
+      slots[j] = find_key(decode, keys, k);
+      seen[j] = slots[j].is_valid ? seen[j] : 0u;
+    }
+  }
+
+  // S = score_fwd(Q Kᵀ)
+  KV elements[Tile::kKeys * COUNT];
+  load_step<Tile, STAGED>(elements, keys.K, K_tile, slots, seen, k_first - k_start, lane_in_row);
+  float S[ROWS][Tile::kKeys];
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < Tile::kKeys; ++j) {
+    const float scale = is_quantized ? key_scale(decode, keys, slots[j], seen[j] != 0) : 1.0f;
+    FLASH_MPS_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      const float product = sum_over_lanes<Tile::kLanes>(
+          dot_elements<COUNT>(rows.Q[r], elements + j * COUNT));
+      const bool visible = ((seen[j] >> uint(r)) & 1u) != 0u;
+      float bias = 0.0f;
+      if (has_mask && visible) {
+        bias = mask_tile
+            [rows.mask_row[r] * Tile::kMaskPitch + k_first + j * Tile::kGroups - k_start];
+      }
+      S[r][j] = visible ? score_fwd(product * scale, decode.fwd, bias) : -INFINITY;
+    }
+  }
+
+  // m' = max(m, max S); P = exp(S - m'); l = l·exp(m - m') + sum P; O = O·exp(m - m')
+  FLASH_MPS_UNROLL
+  for (int r = 0; r < ROWS; ++r) {
+    float step_max = S[r][0];
+    FLASH_MPS_UNROLL
+    for (int j = 1; j < Tile::kKeys; ++j) {
+      step_max = metal::max(step_max, S[r][j]);
+    }
+    rescale_row(rows, r, step_max);
+    const float shift = softmax_shift(rows.state[r].m);
+    FLASH_MPS_UNROLL
+    for (int j = 0; j < Tile::kKeys; ++j) {
+      S[r][j] = softmax_exp(S[r][j], shift);
+      rows.state[r].l += S[r][j];
+    }
+  }
+
+  // O = O + P V
+  load_step<Tile, STAGED>(elements, keys.V, V_tile, slots, seen, k_first - k_start, lane_in_row);
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < Tile::kKeys; ++j) {
+    const float scale = is_quantized ? value_scale(decode, keys, slots[j], seen[j] != 0) : 1.0f;
+    FLASH_MPS_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      add_elements<COUNT>(rows.O[r], S[r][j] * scale, elements + j * COUNT);
+    }
+  }
+}
+
+// Merges what the groups of lanes of a simdgroup know.
+template <typename Tile, typename T, int ROWS, int COUNT>
+inline void merge_lanes(thread DecodeRows<T, ROWS, COUNT>& rows) {
+  FLASH_MPS_UNROLL
+  for (int step = Tile::kLanes; step < kSimdWidth; step *= 2) {
+    FLASH_MPS_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      rescale_row(rows, r, metal::simd_shuffle_xor(rows.state[r].m, ushort(step)));
+      rows.state[r].l += metal::simd_shuffle_xor(rows.state[r].l, ushort(step));
+      FLASH_MPS_UNROLL
+      for (int e = 0; e < COUNT; ++e) {
+        rows.O[r][e] += metal::simd_shuffle_xor(rows.O[r][e], ushort(step));
+      }
+    }
+  }
+}
+
+// The lane's words of one row of O to threadgroup memory.
+template <typename Tile, int DV>
+inline void put_row(threadgroup float* row, const thread float* O, int lane_in_row) {
+  FLASH_MPS_UNROLL
+  for (int e = 0; e < Tile::kLaneElements; ++e) {
+    const int column = lane_column<Tile>(e, lane_in_row);
+    if (column < DV) {
+      row[column] = O[e];
+    }
+  }
+}
+
+// Of the numbers at first, first + stride, ...: one for each simdgroup that shares a row.
+inline float max_over_slices(const threadgroup float* numbers, int first, int stride, int count) {
+  float most = numbers[first];
+  for (int i = 1; i < count; ++i) {
+    most = metal::max(most, numbers[first + i * stride]);
+  }
+  return most;
+}
+
+inline float sum_over_slices(const threadgroup float* numbers, int first, int stride, int count) {
+  float sum = numbers[first];
+  for (int i = 1; i < count; ++i) {
+    sum += numbers[first + i * stride];
+  }
+  return sum;
+}
+
+}  // namespace flash_mps
