@@ -223,11 +223,12 @@ std::tuple<at::Tensor, at::Tensor> flash_decode_cached(const char* op,
   const AttnProblem& problem = cached.attention;
   at::Tensor out = empty_out(problem);
   at::Tensor lse = empty_lse(problem);
-  if (lse.numel() > 0 && (problem.key.numel() == 0 || problem.value.numel() == 0)) {
+  if (lse.numel() > 0 && problem.key.numel() == 0) {
     out.zero_();
     lse.fill_(-std::numeric_limits<float>::infinity());
   } else if (lse.numel() > 0) {
-    flash_decode(op, problem, &cached, out, lse);
+    const AttnProblem filled = without_empty_head_dims(problem);
+    flash_decode(op, filled, &cached, problem.head_dim_v == 0 ? empty_out(filled) : out, lse);
   }
   return {out, lse};
 }

@@ -177,13 +177,13 @@ inline void visit_keys(
     const float scale = is_quantized ? key_scale(decode, keys, slots[j], seen[j] != 0) : 1.0f;
     FLASH_MPS_UNROLL
     for (int r = 0; r < ROWS; ++r) {
-      const float product = sum_over_lanes<Tile::kLanes>(
-          dot_elements<COUNT>(rows.Q[r], elements + j * COUNT));
+      const float product =
+          sum_over_lanes<Tile::kLanes>(dot_elements<COUNT>(rows.Q[r], elements + j * COUNT));
       const bool visible = ((seen[j] >> uint(r)) & 1u) != 0u;
       float bias = 0.0f;
       if (has_mask && visible) {
-        bias = mask_tile
-            [rows.mask_row[r] * Tile::kMaskPitch + k_first + j * Tile::kGroups - k_start];
+        bias =
+            mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k_first + j * Tile::kGroups - k_start];
       }
       S[r][j] = visible ? score_fwd(product * scale, decode.fwd, bias) : -INFINITY;
     }

@@ -32,6 +32,39 @@ constant bool has_lse [[function_constant(kHasLseConstant)]];
 constant bool is_split [[function_constant(kIsSplitConstant)]];
 constant bool is_whole = !is_split;
 
+// Where a row's results go: its number among all rows, and its elements of out.
+struct ResultRow {
+  int64_t index;
+  int64_t offset;
+};
+
+inline ResultRow result_row(constant AttnParams& params, int batch_idx, int head_first, int row) {
+  const int q_idx = row / params.group_size;
+  const int head_idx = head_first + row % params.group_size;
+  ResultRow result;
+  result.index = (int64_t(batch_idx) * params.num_heads_q + head_idx) * params.seqlen_q + q_idx;
+  result.offset = batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
+                  q_idx * params.out_stride_s;
+  return result;
+}
+
+inline void store_partial(
+    device float* partial,
+    constant AttnDecodeParams& decode,
+    int split_idx,
+    int64_t row,
+    int column,
+    float o,
+    SoftmaxState state) {
+  const int64_t slot = split_idx * decode.total_rows + row;
+  partial[slot * decode.fwd.head_dim_v + column] = o;
+  if (column == 0) {
+    const int64_t size = decode.num_splits * decode.total_rows * decode.fwd.head_dim_v;
+    partial[size + 2 * slot] = state.m;
+    partial[size + 2 * slot + 1] = state.l;
+  }
+}
+
 template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool STAGED>
 [[kernel, max_total_threads_per_threadgroup(SG* kSimdWidth)]] void flash_decode(
     const device T* query [[buffer(kQueryBuffer)]],
@@ -190,25 +223,13 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
       state.m = max_over_slices(merge_m, tile * ROWS + r, row_tiles * ROWS, num_slices);
       state.l = sum_over_slices(merge_l, tile * ROWS + r, row_tiles * ROWS, num_slices);
       const float o = sum_over_slices(O_tile, tile * DV + column, row_tiles * DV, num_slices);
-      const int q_idx = row / params.group_size;
-      const int head_idx = head_first + row % params.group_size;
-      const int64_t result =
-          (int64_t(batch_idx) * params.num_heads_q + head_idx) * params.seqlen_q + q_idx;
+      const ResultRow result = result_row(params, batch_idx, head_first, row);
       if (is_split) {
-        const int64_t slot = split_idx * decode.total_rows + result;
-        partial[slot * params.head_dim_v + column] = o;
-        if (column == 0) {
-          device float* m_and_l =
-              partial + decode.num_splits * decode.total_rows * params.head_dim_v + 2 * slot;
-          m_and_l[0] = state.m;
-          m_and_l[1] = state.l;
-        }
+        store_partial(partial, decode, split_idx, result.index, column, o, state);
       } else {
-        const int64_t offset = batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
-                               q_idx * params.out_stride_s + column;
-        out[offset] = T(o * softmax_normaliser(state));
+        out[result.offset + column] = T(o * softmax_normaliser(state));
         if (has_lse && column == 0) {
-          lse[result] = softmax_lse(state);
+          lse[result.index] = softmax_lse(state);
         }
       }
     }

@@ -98,9 +98,14 @@ def explain(
 
     Returns:
         ``kernel``: its name, None when no kernel would run; ``reason``: then why. For a kernel also
+        ``op``: "flash_decode" with up to 16 queries, "flash_fwd" with more;
         ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
         ("staged": K and V go through threadgroup memory; "direct": they are read where they are),
-        ``home`` (of the query tile: "registers" or "device"), ``num_q_blocks``, ``num_dispatches``.
+        ``home`` (of the query tile: "registers" or "device"). For flash_fwd ``num_q_blocks`` and
+        ``num_dispatches``. For flash_decode ``num_rows``, the query rows that read one KV head:
+        seqlen_q times the heads of a group; ``row_tiles`` of ``block_q`` rows in a threadgroup,
+        ``num_row_blocks`` of so many tiles, and ``num_splits``, the parts of the keys that different
+        threadgroups read. 1 means that there is no second pass.
 
     Example:
         >>> import torch, torch_flash_mps
