@@ -293,8 +293,12 @@ at::Tensor empty_lse(const AttnProblem& problem) {
 }
 
 at::Tensor empty_gradient(const AttnProblem& problem, const at::Tensor& operand) {
-  const bool is_bshd = !problem.has_own_rank && operand.stride(1) < operand.stride(2);
-  return empty_dense(operand.sizes(), is_bshd, operand.options());
+  if (!problem.has_own_rank) return empty_rows_like(operand);
+  return empty_dense(operand.sizes(), /*is_bshd=*/false, operand.options());
+}
+
+at::Tensor empty_rows_like(const at::Tensor& tensor) {
+  return empty_dense(tensor.sizes(), tensor.stride(1) < tensor.stride(2), tensor.options());
 }
 
 at::Tensor restore_rank(const AttnProblem& problem, const at::Tensor& result) {

@@ -95,6 +95,9 @@ at::Tensor empty_lse(const AttnProblem& problem);
 // in memory like it: [B, S, H, D] order when it has it, [B, H, S, D] otherwise.
 at::Tensor empty_gradient(const AttnProblem& problem, const at::Tensor& operand);
 
+// The same for a 4-D tensor of any use.
+at::Tensor empty_rows_like(const at::Tensor& tensor);
+
 // [B, Hq, ...] -> [leading dimensions of the caller ..., ...]
 at::Tensor restore_rank(const AttnProblem& problem, const at::Tensor& result);
 

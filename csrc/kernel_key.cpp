@@ -5,6 +5,7 @@
 
 #include "../metal/attn_params.h"
 #include "../metal/instances.h"
+#include "../metal/kv_cache_params.h"
 #include "metal_sources.h"
 
 namespace flash_mps {
@@ -30,6 +31,8 @@ const char* op_name(Op op) {
     case Op::FlashBwdDmask: return "flash_bwd_dmask";
     case Op::FlashDecode: return "flash_decode";
     case Op::FlashDecodeCombine: return "flash_decode_combine";
+    case Op::KvcacheAppend: return "kvcache_append";
+    case Op::RotaryEmbedding: return "rotary_embedding";
     case Op::FlashFwd: break;
   }
   return "flash_fwd";
@@ -58,7 +61,7 @@ uint64_t KernelKey::cache_key() const {
          static_cast<uint64_t>(has_lse) << 16 | static_cast<uint64_t>(is_split) << 17 |
          static_cast<uint64_t>(is_cached) << 18 | static_cast<uint64_t>(is_paged) << 19 |
          static_cast<uint64_t>(head_dim) << 20 | static_cast<uint64_t>(head_dim_v) << 36 |
-         static_cast<uint64_t>(op) << 52;
+         static_cast<uint64_t>(op) << 52 | static_cast<uint64_t>(kv_constants) << 56;
 }
 
 std::string KernelKey::name() const {
@@ -97,7 +100,7 @@ KernelSource KernelKey::source() const {
   std::ostringstream msl;
   msl << metal_source(op_name(op)) << "template [[host_name(\"" << name()
       << "\")]] [[kernel]] decltype(" << function.str() << ") " << function.str() << ";\n";
-  return {
+  KernelSource source = {
       .name = name(),
       .msl = msl.str(),
       .int_constants = {{kMaskKindConstant, mask_kind}},
@@ -107,6 +110,10 @@ KernelSource KernelKey::source() const {
                          {kIsPagedConstant, is_paged},
                          {kIsQuantizedConstant, is_quantized()}},
   };
+  for (uint32_t id = kFirstKvConstant; id <= kLastKvConstant; ++id) {
+    source.bool_constants.emplace_back(id, (kv_constants >> (id - kFirstKvConstant) & 1) != 0);
+  }
+  return source;
 }
 
 }  // namespace flash_mps

@@ -23,6 +23,8 @@ struct KernelKey {
   int head_dim_v = 0;  // the same
   int mask_kind = 0;  // MaskKind
   bool has_lse = false;  // flash_fwd: writes lse; flash_bwd_delta: reads its gradient
+  // Function constants of the kernels on a KV cache: bit n is that of id kFirstKvConstant + n.
+  uint32_t kv_constants = 0;
   const Tiling* tiling = nullptr;  // null for an op without rows in the table
   // flash_decode
   bool is_split = false;  // writes partial results

@@ -30,7 +30,9 @@ namespace flash_mps {
 #define FLASH_MPS_ROTARY_ARGUMENTS \
   x, cos, sin, seqlens, position, leftpad, interleaved, is_advancing
 
+void kvcache_append_mps(FLASH_MPS_KV_APPEND_PARAMETERS);
 void kvcache_append_cpu(FLASH_MPS_KV_APPEND_PARAMETERS);
+at::Tensor rotary_embedding_mps(FLASH_MPS_ROTARY_PARAMETERS);
 at::Tensor rotary_embedding_cpu(FLASH_MPS_ROTARY_PARAMETERS);
 
 }  // namespace flash_mps

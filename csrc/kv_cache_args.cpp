@@ -40,7 +40,9 @@ void check_operand(const char* op, const at::Tensor& cache, const OptionalTensor
                   "shape ", cache.sizes());
   FLASH_MPS_CHECK(cache.device() == tokens.device(), c10::str(name, " on ", tokens.device()),
                   cache.device());
-  FLASH_MPS_CHECK(cache.size(3) <= 1 || cache.stride(3) == 1,
+  FLASH_MPS_CHECK(cache.size(3) > 0, c10::str(name, " with a head_dim of 1 or more"),
+                  cache.sizes());
+  FLASH_MPS_CHECK(cache.size(3) == 1 || cache.stride(3) == 1,
                   c10::str(name, " with a dense last dimension (a cache is never copied)"),
                   "strides ", cache.strides());
   const bool is_int8 = cache.scalar_type() == at::kChar;

@@ -100,9 +100,7 @@ at::Tensor rotated(const at::Tensor& x, const Rotary& rotary) {
 // Rows of 8-bit integers and their scales.
 std::tuple<at::Tensor, at::Tensor> quantize_rows(const at::Tensor& rows) {
   const at::Tensor wide = rows.to(at::kFloat);
-  const int64_t width = rows.size(-1);
-  at::Tensor scale = width > 0 ? wide.abs().amax(-1).div_(kMaxInt8)
-                               : at::zeros(wide.sizes().slice(0, wide.dim() - 1), wide.options());
+  at::Tensor scale = wide.abs().amax(-1).div_(kMaxInt8);
   // A number that a GPU takes for 0 is 0.
   scale.masked_fill_(scale < std::numeric_limits<float>::min(), 0.0);
   const at::Tensor divisor = scale.masked_fill(scale == 0.0, 1.0).unsqueeze(-1);
@@ -154,7 +152,7 @@ void append_on_cpu(const KvAppend& append) {
 }
 
 at::Tensor rotate_on_cpu(const at::Tensor& x, const Rotary& rotary) {
-  return at::empty_like(x).copy_(rotated(x, rotary));
+  return empty_rows_like(dense_rows(x)).copy_(rotated(x, rotary));
 }
 
 std::tuple<at::Tensor, at::Tensor> attention_with_kvcache_cpu(

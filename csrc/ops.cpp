@@ -139,6 +139,8 @@ TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {
   m.impl("attention_with_lse", attention_with_lse_mps);
   m.impl("attention_backward", attention_backward<flash_bwd>);
   m.impl("attention_with_kvcache", attention_with_kvcache_mps);
+  m.impl("kvcache_append_", kvcache_append_mps);
+  m.impl("rotary_embedding", rotary_embedding_mps);
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, CPU, m) {

@@ -15,6 +15,8 @@ enum class Op {
   FlashBwdDmask,
   FlashDecode,
   FlashDecodeCombine,
+  KvcacheAppend,
+  RotaryEmbedding,
 };
 enum class GpuFamily { Apple7 = 7, Apple9 = 9, Apple10 = 10 };
 enum class OperandPath { Staged, Direct };
