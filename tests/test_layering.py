@@ -18,8 +18,9 @@ ATTENTION_HEADERS = {"attn_args.h", "tiling.h", "kernel_key.h", "attn_params.h",
 DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
 BUDGETS = {".metal": 300, ".h": 300, ".cpp": 400, ".mm": 400, ".py": 300, "setup.py": 150}
 # A module of the package may import those of a smaller rank only.
-RANKS = {"_build_info": 0, "reference": 0, "_ops": 1, "_vmap": 1, "_extension": 2, "interface": 3,
-         "sdpa": 3, "simulator": 4, "__init__": 5, "integrations": 6}
+RANKS = {"_build_info": 0, "reference": 0, "_ops": 1, "_vmap": 1, "_extension": 2,
+         "_flash_attn_args": 2, "interface": 3, "kv_cache": 3, "sdpa": 3, "flash_attn": 4,
+         "simulator": 4, "__init__": 5, "integrations": 6}
 
 
 def tracked(*patterns: str) -> list[Path]:

@@ -6,8 +6,10 @@ fails for want of a GPU: :func:`is_available` and :func:`unavailable_reason` say
 
 from importlib.metadata import version as _version
 
+from torch_flash_mps import flash_attn
 from torch_flash_mps._extension import is_available, unavailable_reason
 from torch_flash_mps.interface import attention, explain, merge_states
+from torch_flash_mps.kv_cache import quantize_kv
 from torch_flash_mps.sdpa import (
     disable_sdpa,
     enable_sdpa,
@@ -17,7 +19,7 @@ from torch_flash_mps.sdpa import (
 
 __version__ = _version("torch_flash_mps")
 
-__all__ = ["attention", "disable_sdpa", "enable_sdpa", "explain", "is_available", "merge_states",
-           "sdpa_enabled", "unavailable_reason", "__version__"]
+__all__ = ["attention", "disable_sdpa", "enable_sdpa", "explain", "flash_attn", "is_available",
+           "merge_states", "quantize_kv", "sdpa_enabled", "unavailable_reason", "__version__"]
 
 register_implementation()

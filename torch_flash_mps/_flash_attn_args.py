@@ -1,0 +1,45 @@
+"""What the functions of `torch_flash_mps.flash_attn` check alike."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+_LAYOUT = (
+    "the layout is [batch, seqlen, num_heads, head_dim]; torch_flash_mps.attention takes "
+    "[batch, num_heads, seqlen, head_dim]"
+)
+
+
+def refuse_unsupported(
+    name: str, dropout_p: float, window_size: tuple[int, int], softcap: float,
+    alibi_slopes: Tensor | None,
+) -> None:
+    """Raises NotImplementedError that names the first option that is not off."""
+    for option, found, is_off in (
+        ("dropout_p", dropout_p, dropout_p == 0.0),
+        ("window_size", window_size, tuple(window_size) == (-1, -1)),
+        ("softcap", softcap, softcap == 0.0),
+        ("alibi_slopes", "a tensor", alibi_slopes is None),
+    ):
+        if not is_off:
+            raise NotImplementedError(
+                f"{name}: {option} is not supported yet; expected it to be off, got {found}"
+            )
+
+
+def check_layout(name: str, **operands: Tensor) -> None:
+    """Raises ValueError unless query, key and value, in this order, fit in rank and heads."""
+    names, tensors = list(operands), list(operands.values())
+    for operand, tensor in operands.items():
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name}: expected {operand} of rank 4, got shape {tuple(tensor.shape)}; {_LAYOUT}"
+            )
+    heads = [tensor.size(2) for tensor in tensors]
+    if heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]:
+        raise ValueError(
+            f"{name}: expected as many heads in {names[1]} as in {names[2]}, and a multiple of "
+            f"them in {names[0]}, got {heads[1]}, {heads[2]} and {heads[0]} "
+            f"({names[1]} {tuple(tensors[1].shape)}, {names[0]} {tuple(tensors[0].shape)}); "
+            f"{_LAYOUT}"
+        )
