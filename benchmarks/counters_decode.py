@@ -27,10 +27,10 @@ PADDING = 3               # keys on the left that the padding mask hides
 MLX_ROWS = 32             # most rows of a KV head that MLX gives to these kernels
 FLOAT_BYTES = 4
 
-# One KV head. With one core there is nothing to split for; an M1 has eight, and keys for all.
+# Two KV heads fill a GPU of one core. An M1 has eight: its keys are split.
 BYTES_CASES = [
-    Case(num_heads_q=group_size, seqlen_q=rows, seqlen_k=1000, head_dim=head_dim,
-         dtype=torch.float16)
+    Case(num_heads_q=2 * group_size, num_heads_kv=2, seqlen_q=rows, seqlen_k=1000,
+         head_dim=head_dim, dtype=torch.float16)
     for head_dim in (64, 128) for group_size in GROUP_SIZES for rows in ROWS
 ]
 SPLIT_CASES = [
@@ -103,6 +103,10 @@ class Problem:
         self.lowp = attention_lowp(*self.operands, attn_mask=self.mask)
 
     @property
+    def rows_of_a_kv_head(self) -> int:
+        return self.case.num_heads_q // self.case.num_heads_kv * self.case.seqlen_q
+
+    @property
     def whole_mask(self) -> Tensor | None:
         """The mask with all its dimensions, as other libraries' kernels take it."""
         case = self.case
@@ -132,14 +136,14 @@ class Problem:
 
     def others_in_one_pass(self) -> Iterator[Work]:
         for who, kernel in (("PyTorch", torch_decode), ("MLX", mlx_vector)):
-            if who == "PyTorch" or self.case.num_heads_q * self.case.seqlen_q <= MLX_ROWS:
+            if who == "PyTorch" or self.rows_of_a_kv_head <= MLX_ROWS:
                 yield self.work(who, lambda kernel=kernel: kernel(*self.operands, self.whole_mask))
 
     def others_in_two_passes(self) -> Iterator[Work]:
         yield self.work("PyTorch", lambda: torch_decode(*self.operands, passes=2, is_mended=True),
                         NUM_SPLITS)
         yield self.work("MLX", lambda: mlx_vector(*self.operands, passes=2), NUM_SPLITS)
-        if (self.case.num_heads_q, self.case.seqlen_q) == (SHARING_GROUP, 1):
+        if (self.rows_of_a_kv_head, self.case.seqlen_q) == (SHARING_GROUP, 1):
             yield self.work(
                 "MLX, sharing", lambda: mlx_vector(*self.operands, passes=2, is_sharing=True),
                 NUM_SPLITS)
@@ -222,7 +226,7 @@ def sections() -> dict[str, tuple[str, list[str]]]:
     versions = f"torch {torch.__version__}, MLX {package_version('mlx-metal')}"
     in_one = [measure(case) for case in progress(BYTES_CASES)]
     split = [work for case in progress(SPLIT_CASES) for work in measure_split(case)]
-    bytes_text = (f"B 1, Hkv 1, Sk {BYTES_CASES[0].seqlen_k}, float16; device bytes read; "
+    bytes_text = (f"B 1, Hkv 2, Sk {BYTES_CASES[0].seqlen_k}, float16; device bytes read; "
                   f"{versions}\n\n{table(BYTES_HEADER, map(bytes_row, in_one), 1)}")
     split_text = (f"B 1, Hkv 1, Sk {SPLIT_CASES[0].seqlen_k}, float16, {SPLIT_CORES} cores; "
                   f"{versions}\n\n{table(SPLIT_HEADER, map(split_row, split), 2)}")

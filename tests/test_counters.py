@@ -113,7 +113,8 @@ def test_moved_bytes_of_a_matmul_softmax_matmul():
     assert moved.total == 0
 
 
-DECODE_CASE = Case(num_heads_q=4, seqlen_q=4, seqlen_k=1000, head_dim=64, dtype=torch.float16)
+DECODE_CASE = Case(num_heads_q=8, num_heads_kv=2, seqlen_q=4, seqlen_k=1000, head_dim=64,
+                   dtype=torch.float16)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_decode_bars_notice(decode_works, index, dispatch, count, factor, expect
 
 
 def test_the_others_read_keys_once_a_row(decode_works):
-    """By hand: 16 rows on one KV head; each of 32 simdgroups reads its row of Q."""
+    """By hand: 32 rows; each of the 32 simdgroups that share one reads it from Q."""
     case = DECODE_CASE
     rows = case.num_heads_q * case.seqlen_q
     for work in decode_works[1:3]:
