@@ -24,8 +24,9 @@ MASKS = {
 }
 
 # How an operand lies in its buffer: rows of other heads between its own ("bshd"), a last dimension
-# that is not dense ("strided"), or a slice with a margin on every side ("sliced").
-LAYOUTS = ("sliced", "bshd", "strided")
+# that is not dense ("strided"), a slice with an odd margin on every side ("sliced"), or one with a
+# margin that lets rows start on 16 bytes ("aligned").
+LAYOUTS = ("sliced", "bshd", "strided", "aligned")
 
 
 @dataclass(frozen=True)
@@ -95,24 +96,23 @@ def poisoned(x: Tensor, device: torch.device | str, layout: str = "sliced") -> T
     """The same values on `device`, as a view of a larger buffer whose other bytes are poison.
 
     Poison is NaN for floating-point tensors and bytes of 0xFF otherwise. The margins are odd, so
-    that neither rows nor the first element are aligned to more than one element.
+    that neither rows nor the first element are aligned to more than one element; but for "aligned".
     """
     if layout == "bshd" and x.dim() == 4:
         return poisoned(x.transpose(1, 2), device).transpose(1, 2)
     step = 2 if layout == "strided" else 1
-    shape = [size * (step if dim == x.dim() - 1 else 1) + 3 for dim, size in enumerate(x.shape)]
-    inner = tuple(
-        slice(1, 1 + size * (step if dim == x.dim() - 1 else 1), step if dim == x.dim() - 1 else 1)
-        for dim, size in enumerate(x.shape)
-    )
+    before, after = (16, 16) if layout == "aligned" else (1, 2)
+    shape = [size + 3 for size in x.shape[:-1]] + [before + x.shape[-1] * step + after]
+    inner = [slice(1, 1 + size) for size in x.shape[:-1]]
+    inner.append(slice(before, before + x.shape[-1] * step, step))
     if x.is_floating_point():
         buffer = torch.full(shape, math.nan, dtype=x.dtype)
     else:
         buffer = torch.full(
             (*shape[:-1], shape[-1] * x.element_size()), 0xFF, dtype=torch.uint8
         ).view(x.dtype)
-    buffer[inner] = x
-    return buffer.to(device)[inner]
+    buffer[tuple(inner)] = x
+    return buffer.to(device)[tuple(inner)]
 
 
 def make_inputs(case: Case, device: torch.device | str = "cpu", seed: int = 0) -> Inputs:
