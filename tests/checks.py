@@ -96,11 +96,12 @@ def attention_lowp(
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    causal_offset: int = 0,
     scale: float | None = None,
 ) -> Tensor:
     """The `out` of `attention_and_lse_lowp`."""
-    options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
-    return attention_and_lse_lowp(q, k, v, **options)[0]
+    options = {"is_causal": is_causal, "causal_offset": causal_offset, "scale": scale}
+    return attention_and_lse_lowp(q, k, v, attn_mask=attn_mask, **options)[0]
 
 
 def attention_and_lse_lowp(
@@ -110,6 +111,7 @@ def attention_and_lse_lowp(
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    causal_offset: int = 0,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Matmul, softmax, matmul in the dtype of q on the CPU: the error that plain torch makes.
@@ -125,7 +127,7 @@ def attention_and_lse_lowp(
         scale = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     scores = (q @ k.transpose(-1, -2)) * scale
     if is_causal:
-        above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(causal_offset + 1)
         scores = scores.masked_fill(above, -math.inf)
     if attn_mask is not None:
         mask = attn_mask.cpu()
