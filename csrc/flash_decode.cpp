@@ -99,13 +99,16 @@ std::vector<Binding> make_bindings(const AttnProblem& problem, const CachedAtten
     bindings.push_back(bind(*cached->cache.v_scale, kValueScaleBuffer));
   }
   if (plan.key.is_cached) {
-    // A kernel's buffers are all bound, also one that its params tell it not to read.
-    const auto or_query = [&](const OptionalTensor& tensor) {
-      return tensor.value_or(problem.query);
+    // A kernel's buffers are all bound, also one that its params tell it not to read: to the start of
+    // query's, which any type is aligned to.
+    const auto bind_or_query = [&](const OptionalTensor& tensor, uint32_t slot) {
+      Binding binding = bind(tensor.value_or(problem.query), slot);
+      if (!tensor.has_value()) binding.byte_offset = 0;
+      bindings.push_back(binding);
     };
-    bindings.push_back(bind(or_query(cached->cache.seqlens), kSeqlensBuffer));
-    bindings.push_back(bind(or_query(cached->cache.leftpad), kLeftpadBuffer));
-    bindings.push_back(bind(or_query(cached->cache.cache_batch_idx), kBatchIdxBuffer));
+    bind_or_query(cached->cache.seqlens, kSeqlensBuffer);
+    bind_or_query(cached->cache.leftpad, kLeftpadBuffer);
+    bind_or_query(cached->cache.cache_batch_idx, kBatchIdxBuffer);
   }
   if (plan.key.is_paged) {
     bindings.push_back(bind(*cached->cache.block_table, kBlockTableBuffer));
