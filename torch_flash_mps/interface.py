@@ -104,8 +104,8 @@ def explain(
         ``home`` (of the query tile: "registers" or "device"). For flash_fwd ``num_q_blocks`` and
         ``num_dispatches``. For flash_decode ``num_rows``, the query rows that read one KV head:
         seqlen_q times the heads of a group; ``row_tiles`` of ``block_q`` rows in a threadgroup,
-        ``num_row_blocks`` of so many tiles, and ``num_splits``, the parts of the keys that different
-        threadgroups read. 1 means that there is no second pass.
+        ``num_row_blocks`` of so many tiles, and ``num_splits``, the parts of the keys that
+        different threadgroups read; 1 means that there is no second pass.
 
     Example:
         >>> import torch, torch_flash_mps
