@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "../metal/instances.h"
@@ -22,7 +23,7 @@ void check_tokens(const char* op, const at::Tensor& tokens, const char* name) {
 }
 
 // An operand of one number for each sequence.
-void take_per_sequence(const char* op, OptionalTensor& tensor, const char* name,
+void take_per_sequence(const char* op, OptionalTensor& tensor, const std::string& name,
                        const at::Tensor& tokens) {
   if (!tensor.has_value()) return;
   FLASH_MPS_CHECK(tensor->scalar_type() == at::kInt, c10::str(name, " of dtype Int"),
@@ -80,7 +81,8 @@ void take_block_table(const char* op, KvCache& cache, const at::Tensor& tokens) 
 
 }  // namespace
 
-KvCache check_kv_cache(const char* op, KvCache cache, const at::Tensor& tokens, const char* name) {
+KvCache check_kv_cache(const char* op, KvCache cache, const at::Tensor& tokens, const char* name,
+                       const char* suffix) {
   check_tokens(op, tokens, name);
   check_operand(op, cache.key, cache.k_scale, "key cache", "k_scale", tokens);
   check_operand(op, cache.value, cache.v_scale, "value cache", "v_scale", tokens);
@@ -93,8 +95,8 @@ KvCache check_kv_cache(const char* op, KvCache cache, const at::Tensor& tokens, 
   FLASH_MPS_CHECK(cache.key.size(3) == tokens.size(3),
                   c10::str("key cache with the head_dim of ", name, ", ", tokens.size(3)),
                   "head_dim ", cache.key.size(3), " (key cache ", cache.key.sizes(), ")");
-  take_per_sequence(op, cache.seqlens, "seqlens", tokens);
-  take_per_sequence(op, cache.leftpad, "leftpad", tokens);
+  take_per_sequence(op, cache.seqlens, c10::str("seqlens", suffix), tokens);
+  take_per_sequence(op, cache.leftpad, c10::str("leftpad", suffix), tokens);
   take_per_sequence(op, cache.cache_batch_idx, "cache_batch_idx", tokens);
   const bool is_indexed = cache.cache_batch_idx.has_value() || cache.block_table.has_value();
   FLASH_MPS_CHECK(cache.num_entries() >= (is_indexed ? 1 : tokens.size(0)) || tokens.size(0) == 0,
@@ -172,7 +174,7 @@ CachedAttention check_cached_attention(const char* op, const at::Tensor& query, 
                                        const OptionalTensor& attn_mask, bool is_causal,
                                        std::optional<double> scale, int64_t seqlen_new,
                                        int64_t num_splits) {
-  cache = check_kv_cache(op, std::move(cache), query, "query");
+  cache = check_kv_cache(op, std::move(cache), query, "query", "_k");
   FLASH_MPS_CHECK(query.size(3) > 0, "a head_dim of 1 or more", query.size(3));
   FLASH_MPS_CHECK(cache.num_heads_kv() > 0 && query.size(1) % cache.num_heads_kv() == 0,
                   "a query head count that is a multiple of the cache's (layout [B, H, S, D])",

@@ -67,8 +67,10 @@ struct CachedAttention {
 // Each throws c10::Error "flash_mps::<op>: expected <what>, got <value>", and returns its argument with
 // small index tensors made dense.
 
-// `tokens` [B, ., ., D] is the operand of that name whose batch, device and dtype the cache has to fit.
-KvCache check_kv_cache(const char* op, KvCache cache, const at::Tensor& tokens, const char* name);
+// `tokens` [B, ., ., D] is the operand of that name whose batch, device and dtype the cache has to fit;
+// `suffix` ends the names of seqlens and leftpad in the op's schema.
+KvCache check_kv_cache(const char* op, KvCache cache, const at::Tensor& tokens, const char* name,
+                       const char* suffix = "");
 Rotary check_rotary(const char* op, Rotary rotary, const at::Tensor& rows, const char* name);
 KvAppend check_kv_append(const char* op, KvAppend append);
 CachedAttention check_cached_attention(const char* op, const at::Tensor& query, KvCache cache,

@@ -171,7 +171,7 @@ std::tuple<at::Tensor, at::Tensor> attention_with_kvcache_cpu(
                                         .leftpad = leftpad_k,
                                         .cache_batch_idx = cache_batch_idx,
                                         .block_table = block_table},
-                                       query, "query");
+                                       query, "query", "_k");
   const int64_t batch = query.size(0);
   const at::Tensor keys = dequantised(cache, key, k_scale, batch);
   const at::Tensor values = dequantised(cache, value, v_scale, batch);
