@@ -104,8 +104,10 @@ class KvModel:
             rows.append(row if scale is None else row * scale[where].double().unsqueeze(-1))
         return rows[0], rows[1]
 
-    def attend(self, at: Addressing, q: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
-        """Out ``[batch, seqlen_q, heads, head_dim]`` and lse, of the filled slots of the cache."""
+    def attend(
+        self, at: Addressing, q: Tensor, causal: bool = False, dtype: torch.dtype = torch.float64
+    ) -> tuple[Tensor, Tensor]:
+        """Out ``[batch, seqlen_q, heads, head_dim]`` and lse over the filled slots, in `dtype`."""
         outs, lses = [], []
         heads = self.key.shape[2]
         for sequence, length in enumerate(at.lengths):
@@ -121,7 +123,7 @@ class KvModel:
                     visible[:, slot] = True
             out, lse = attention_ref(
                 q[sequence].transpose(0, 1), keys, values, is_causal=causal,
-                causal_offset=length - q.shape[1], attn_mask=visible,
+                causal_offset=length - q.shape[1], attn_mask=visible, dtype=dtype,
             )
             outs.append(out.transpose(0, 1))
             lses.append(lse)
@@ -159,6 +161,16 @@ def angles(seqlen: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
     frequency = 10000.0 ** (-torch.arange(0, rotary_dim, 2).double() / rotary_dim)
     angle = torch.arange(seqlen).double().unsqueeze(1) * frequency
     return angle.cos().float(), angle.sin().float()
+
+
+def turned_queries(q: Tensor, at: Addressing, rotation: Rotation, causal: bool) -> Tensor:
+    """q ``[batch, seqlen_q, heads, head_dim]`` as flash_attn turns it, rounded to its dtype."""
+    out = q.clone()
+    for sequence, length in enumerate(at.lengths):
+        start = length - (at.leftpad[sequence] if at.leftpad else 0)
+        for i in range(q.shape[1]):
+            out[sequence, i] = rotated(q[sequence, i], start + (i if causal else 0), rotation)
+    return out
 
 
 def judge_cache(now: KvModel, expected: KvModel, case_id: str = "") -> None:

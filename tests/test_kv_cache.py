@@ -1,325 +1,227 @@
-"""Writing a KV cache: append, rotary embedding, 8-bit rows. Only addressed slots change."""
+"""flash_attn_with_kvcache: what is appended, what is read, and what must be neither."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from cases import DTYPE_NAMES, DTYPES, poisoned
-from checks import check_exact, check_same_bits
-from kv_model import Addressing, KvModel, Rotation, angles, empty_cache, judge_cache, rotated
+from checks import check, check_exact, check_same_bits
+from kv_model import (
+    Addressing,
+    KvModel,
+    Rotation,
+    angles,
+    empty_cache,
+    judge_cache,
+    turned_queries,
+)
 
-from torch_flash_mps import quantize_kv
+from torch_flash_mps.flash_attn import flash_attn_func, flash_attn_with_kvcache
 
-ops = torch.ops.flash_mps
-HEADS, SLOTS = 2, 32
-
+PAGES = [[6, 2, 0, 5], [1, 4, 7, 3]]
 ADDRESSINGS = {
-    "entries": Addressing([5, 29]),
-    "empty": Addressing([0, 0], leftpad=[0, 0]),
-    "batch_idx": Addressing([7, 12], batch_idx=[3, 1], leftpad=[2, 0]),
-    "paged": Addressing([13, 60], block_table=[[6, 2, 0, 5], [1, 4, 7, 3]]),
-    "paged-leftpad": Addressing([15, 0], leftpad=[9, 0], block_table=[[2, 0], [7, 3]]),
-    # Slots beyond the capacity, pages and entries that do not exist, lengths below 0.
-    "overflow": Addressing([30, 200]),
-    "paged-overflow": Addressing([60, 14], block_table=[[6, 2, 0, 5], [1, -1, 99, 3]]),
-    "wrong-entries": Addressing([3, -4], batch_idx=[9, 1]),
+    "entries": Addressing([5, 50]),
+    "empty": Addressing([0, 0]),
+    "batch_idx": Addressing([37, 12], batch_idx=[3, 1]),
+    "leftpad": Addressing([33, 20], leftpad=[9, 20]),
+    "paged": Addressing([13, 55], block_table=PAGES),
+    "paged-leftpad": Addressing([47, 16], leftpad=[17, 0], block_table=PAGES),
 }
-ROTATIONS = {"plain": None, "pairs": True, "halves": False}
 
 
-def new_cache(at: Addressing, head_dim: int, dtype: torch.dtype, is_int8: bool) -> KvModel:
-    entries, slots = (4, SLOTS) if at.block_table is None else (8, 16)
-    return empty_cache(entries, slots, HEADS, head_dim, dtype, head_dim_v=head_dim + 8,
-                       is_int8=is_int8)
+def on_device(cache: KvModel, place: torch.device) -> KvModel:
+    return KvModel(*(None if x is None else x.clone().to(place)
+                     for x in (cache.key, cache.value, cache.k_scale, cache.v_scale)))
 
 
-def lay_out(x: torch.Tensor | None, place: torch.device, layout: str) -> torch.Tensor | None:
-    """A cache tensor on a device, as ``[entries, heads, slots(, head_dim)]``."""
-    if x is None:
-        return None
-    if layout == "dense":
-        return x.clone().to(place).transpose(1, 2)
-    if layout == "heads-first":
-        return x.transpose(1, 2).contiguous().to(place)
-    return poisoned(x, place).transpose(1, 2)
+def scales(cache: KvModel) -> dict:
+    return {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
 
 
-def margins(view: torch.Tensor) -> torch.Tensor:
-    """The bytes of the buffer that a view lies in, those of the view itself zeroed."""
-    base = view if view._base is None else view._base
-    copy = base.cpu().clone()
-    copy.as_strided(view.shape, view.stride(), view.storage_offset()).zero_()
-    return copy
-
-
-def append_and_judge(
-    place: torch.device, name: str, rotation_name: str, dtype: torch.dtype, is_int8: bool,
-    layout: str, head_dim: int = 40, table_dtype: torch.dtype | None = None,
+def run_and_judge(
+    place: torch.device, at: Addressing, *, dtype: torch.dtype = torch.float32,
+    is_int8: bool = False, causal: bool = True, seqlen_q: int = 3, seqlen_new: int = 3,
+    heads: tuple[int, int] = (4, 2), head_dim: int = 32, interleaved: bool | None = None,
+    case_id: str = "", **options,
 ) -> None:
-    case_id = f"{name}-{rotation_name}-{DTYPE_NAMES[dtype]}-{is_int8}-{layout}-{head_dim}"
-    at = ADDRESSINGS[name]
-    cache = new_cache(at, head_dim, dtype, is_int8)
+    """One call on random inputs, NaN wherever nothing may be read, against the model."""
+    batch, (heads_q, heads_kv) = len(at.lengths), heads
+    entries, slots = (4, 64) if at.block_table is None else (8, 16)
+    cache = empty_cache(entries, slots, heads_kv, head_dim, dtype, is_int8=is_int8)
     cache.fill(at)
-    batch, seqlen_new = len(at.lengths), 3
-    k = torch.randn(batch, seqlen_new, HEADS, head_dim).to(dtype)
-    v = torch.randn(batch, seqlen_new, HEADS, head_dim + 8).to(dtype)
-    rotation, named = None, {}
-    if ROTATIONS[rotation_name] is not None:
-        tables = [x.to(table_dtype or dtype) for x in angles(64, 32)]
-        rotation = Rotation(*tables, ROTATIONS[rotation_name])
-        named = {"rotary_cos": poisoned(rotation.cos, place),
-                 "rotary_sin": poisoned(rotation.sin, place),
-                 "rotary_interleaved": rotation.interleaved}
-    cache.append(at, k, v, rotation)
-    tensors = [lay_out(x, place, layout)
-               for x in (cache.key, cache.value, cache.k_scale, cache.v_scale)]
-    around = [None if x is None else margins(x) for x in tensors]
-    addressing = at.tensors(place)
-    addressing["leftpad"] = addressing.pop("cache_leftpad")
-    ops.kvcache_append_(
-        tensors[0], tensors[1], poisoned(k, place).transpose(1, 2),
-        poisoned(v, place).transpose(1, 2), k_scale=tensors[2], v_scale=tensors[3],
-        seqlens=torch.tensor(at.lengths, dtype=torch.int32).to(place), **addressing, **named,
+    q = torch.randn(batch, seqlen_q, heads_q, head_dim).to(dtype)
+    k, v = torch.randn(2, batch, seqlen_new, heads_kv, head_dim).to(dtype)
+    turned, rotation, named = q, None, {}
+    if interleaved is not None:
+        rotation = Rotation(*angles(64, head_dim // 2), interleaved)
+        turned = turned_queries(q, at, rotation, causal)
+        named = {"rotary_cos": rotation.cos.to(place), "rotary_sin": rotation.sin.to(place),
+                 "rotary_interleaved": interleaved}
+    if seqlen_new:
+        cache.append(at, k, v, rotation)
+        named |= {"k": poisoned(k, place), "v": poisoned(v, place)}
+    device_cache = on_device(cache, place)
+    seqlens = options.pop("cache_seqlens",
+                          torch.tensor(at.lengths, dtype=torch.int32).to(place))
+    out, lse = flash_attn_with_kvcache(
+        poisoned(q, place), device_cache.key, device_cache.value, cache_seqlens=seqlens,
+        causal=causal, return_softmax_lse=True, **at.tensors(place), **named,
+        **scales(device_cache), **options,
     )
-    now = KvModel(*(None if x is None else x.transpose(1, 2).cpu() for x in tensors))
+    now = on_device(device_cache, torch.device("cpu"))
     judge_cache(now, cache, case_id)
-    for tensor, before in zip(tensors, around, strict=True):
-        if tensor is not None:
-            check_same_bits(margins(tensor), before, f"{case_id}: bytes outside the cache")
+    filled = at.advanced(seqlen_new)
+    ref, ref_lse = now.attend(filled, turned, causal)
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    check(out, ref, now.attend(filled, turned, causal, dtype)[0], case_id=case_id)
+    # Queries that were turned and then rounded are met within that rounding only.
+    tolerance = 2e-5 if interleaved is None else 2e-5 + 8 * torch.finfo(dtype).eps
+    check_exact(lse, ref_lse, tolerance, case_id=f"{case_id} lse")
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["same", "int8"])
 @pytest.mark.parametrize("name", ADDRESSINGS)
-def test_DE_07_append_writes_the_addressed_slots_only(place, name, is_int8):
-    append_and_judge(place, name, "plain", torch.float16, is_int8, "sliced")
-
-
-@pytest.mark.parametrize("rotation", ROTATIONS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
-@pytest.mark.parametrize("is_int8", [False, True], ids=["same", "int8"])
-def test_append_in_every_dtype_and_layout(place, dtype, is_int8, rotation):
-    for layout in ("dense", "heads-first", "sliced"):
-        append_and_judge(place, "entries", rotation, dtype, is_int8, layout)
-
-
-@pytest.mark.parametrize("name", ["entries", "paged-overflow", "paged-leftpad", "batch_idx"])
-@pytest.mark.parametrize("is_int8", [False, True], ids=["same", "int8"])
-def test_append_in_checked_mode(device, checked, name, is_int8):
-    for layout, head_dim in (("dense", 64), ("sliced", 33)):
-        append_and_judge(device, name, "halves", torch.bfloat16, is_int8, layout, head_dim,
-                         torch.float32)
-
-
-@pytest.mark.parametrize("head_dim", [32, 33, 72, 128, 192, 256, 576])
-def test_append_of_head_dims(place, head_dim):
-    for is_int8 in (False, True):
-        append_and_judge(place, "entries", "pairs", torch.float16, is_int8, "dense", head_dim)
-
-
-def test_append_at_a_position_known_here(place):
-    cache = empty_cache(2, SLOTS, HEADS, 8, torch.float32)
-    k, v = torch.randn(2, 2, 4, HEADS, 8)
-    at = Addressing([28, 28])
-    cache.append(at, k, v)
-    key, value = (x.clone().to(place).transpose(1, 2) for x in (cache.key, cache.value))
-    tokens = [x.to(place).transpose(1, 2) for x in (k, v)]
-    ops.kvcache_append_(key, value, *tokens, position=28)
-    judge_cache(KvModel(key.transpose(1, 2).cpu(), value.transpose(1, 2).cpu()), cache)
-    before = key.clone(), value.clone()
-    for position, said in ((29, "room for 4 tokens at slot 29, got a capacity of 32"),
-                           (-1, "position of 0 or more, got -1")):
-        with pytest.raises(RuntimeError, match=f"kvcache_append_: expected {said}"):
-            ops.kvcache_append_(key, value, *tokens, position=position)
-    check_same_bits(key, before[0])
-    check_same_bits(value, before[1])
-
-
-def test_DE_08_batch_stride_of_2_to_the_30(place):
-    # Left uninitialised and hardly touched: addresses only.
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    strides = (2**30, 2**24, 16, 1)
-    buffer = torch.empty(4 * 2**30 + 2**25, dtype=torch.float16, device=place)
-    key, value = (buffer.as_strided((5, 2, 8, 16), strides, offset).fill_(-1.0)
-                  for offset in (0, 2**23))
-    k, v = torch.randn(2, 4, 2, 1, 16).half()
-    index = torch.tensor([1, 2, 3, 4], dtype=torch.int32).to(place)
-    seqlens = torch.tensor([0, 3, 5, 7], dtype=torch.int32).to(place)
-    ops.kvcache_append_(key, value, k.to(place), v.to(place), seqlens=seqlens,
-                        cache_batch_idx=index)
-    for cache, tokens in ((key, k), (value, v)):
-        expected = torch.full((5, 2, 8, 16), -1.0).half()
-        for sequence, slot in enumerate((0, 3, 5, 7)):
-            expected[sequence + 1, :, slot] = tokens[sequence, :, 0]
-        check_same_bits(cache, expected)
+def test_DE_07_only_filled_slots_count(place, name, is_int8):
+    for causal in (False, True):
+        for seqlen_q, seqlen_new in ((1, 1), (3, 3), (2, 0), (5, 1), (19, 3)):
+            run_and_judge(place, ADDRESSINGS[name], is_int8=is_int8, causal=causal,
+                          seqlen_q=seqlen_q, seqlen_new=seqlen_new,
+                          case_id=f"{name}-{causal}-{seqlen_q}-{seqlen_new}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("advancing", [True, False])
-def test_rotary_against_float64(place, dtype, interleaved, advancing):
-    batch, seqlen, heads = 2, 5, 3
-    for head_dim, rotary_dim in ((64, 64), (72, 16), (20, 6)):
-        x = torch.randn(batch, heads, seqlen, head_dim).to(dtype)
-        rotation = Rotation(*(t.to(dtype) for t in angles(40, rotary_dim)), interleaved)
-        seqlens, leftpad = [3, 21], [5, 1]
-        got = ops.rotary_embedding(
-            poisoned(x, place), poisoned(rotation.cos, place), poisoned(rotation.sin, place),
-            seqlens=torch.tensor(seqlens, dtype=torch.int32).to(place),
-            leftpad=torch.tensor(leftpad, dtype=torch.int32).to(place), position=7,
-            interleaved=interleaved, is_advancing=advancing,
-        ).cpu()
-        assert got.dtype == dtype
-        check_same_bits(got[..., rotary_dim:], x[..., rotary_dim:])
-        for b in range(batch):
-            for i in range(seqlen):
-                at = seqlens[b] + 7 - leftpad[b] + (i if advancing else 0)
-                expected = rotated(x[b, :, i], at, rotation)
-                bound = torch.finfo(dtype).eps / 2 * expected.abs() + 1e-6 * expected.abs().max()
-                assert ((got[b, :, i].double() - expected).abs() <= bound).all()
+def test_rotary(place, dtype, interleaved):
+    for name, causal, is_int8 in (("leftpad", True, False), ("paged-leftpad", True, True),
+                                  ("entries", False, False)):
+        run_and_judge(place, ADDRESSINGS[name], dtype=dtype, interleaved=interleaved,
+                      causal=causal, is_int8=is_int8, case_id=name)
 
 
-def test_rotary_before_and_beyond_the_tables(place):
-    cos, sin = (x.to(place) for x in angles(4, 8))
-    x = torch.randn(2, 1, 6, 8)
-    got = ops.rotary_embedding(x.to(place), cos, sin,
-                               seqlens=torch.tensor([-3, 1], dtype=torch.int32).to(place)).cpu()
-    check_same_bits(got[0, :, :3], x[0, :, :3])
-    assert torch.isfinite(got[0]).all() and torch.isfinite(got[1, :, :3]).all()
-    assert torch.isnan(got[1, :, 3:]).all()
-    with pytest.raises(RuntimeError, match="rotary_embedding: expected .* at least 6 rows, got 4"):
-        ops.rotary_embedding(x.to(place), cos, sin)
+@pytest.mark.parametrize("heads", [(1, 1), (8, 1), (6, 2), (3, 3)], ids=str)
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
+def test_grouped_heads(place, heads, head_dim):
+    run_and_judge(place, ADDRESSINGS["paged"], heads=heads, head_dim=head_dim, dtype=torch.float16)
 
 
-@pytest.mark.parametrize("layout", ["bhsd", "bshd", "strided"])
-def test_rotary_result_lies_like_its_operand(place, layout):
-    x = torch.randn(2, 3, 5, 16).to(place)
-    if layout == "bshd":
-        x = x.transpose(1, 2).contiguous().transpose(1, 2)
-    elif layout == "strided":
-        x = torch.randn(2, 3, 16, 5).to(place).transpose(2, 3)
-    cos, sin = (t.to(place) for t in angles(8, 16))
-    result = torch.library.opcheck(ops.rotary_embedding.default, (x, cos, sin))
-    assert set(result.values()) == {"SUCCESS"}
-    got = ops.rotary_embedding(x, cos, sin)
-    assert (got.stride(1) < got.stride(2)) == (layout == "bshd") and got.stride(3) == 1
+@pytest.mark.parametrize("name", ["entries", "paged-leftpad"])
+@pytest.mark.parametrize("is_int8", [False, True], ids=["same", "int8"])
+def test_in_checked_mode(device, checked, name, is_int8):
+    for num_splits in (0, 3):
+        run_and_judge(device, ADDRESSINGS[name], dtype=torch.bfloat16, is_int8=is_int8,
+                      interleaved=False, num_splits=num_splits)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
-def test_quantize_kv_keeps_its_bound(place, dtype):
-    x = torch.randn(3, 7, 2, 40).mul(torch.logspace(-4, 4, 7).reshape(7, 1, 1)).to(dtype)
-    x[0, 0] = 0.0
-    integers, scale = quantize_kv(x.to(place))
-    assert integers.dtype == torch.int8 and integers.shape == x.shape
-    assert scale.dtype == torch.float32 and scale.shape == x.shape[:-1]
-    step = scale.cpu().double().unsqueeze(-1)
-    error = (integers.cpu().double() * step - x.double()).abs()
-    assert (error <= step * (0.5 + 1e-5)).all()
-    assert int(integers.abs().amax()) == 127 and not integers[0, 0].any() and not scale[0, 0].any()
+@pytest.mark.parametrize("is_paged", [False, True], ids=["entries", "paged"])
+def test_DE_07_a_length_known_here(place, is_paged):
+    table = PAGES if is_paged else None
+    for length in (0, 40, 61):
+        at = Addressing([length, length], block_table=table)
+        run_and_judge(place, at, cache_seqlens=length)
+        run_and_judge(place, at, cache_seqlens=torch.tensor(at.lengths).to(place))   # int64
+    cache = on_device(empty_cache(8 if is_paged else 2, 16 if is_paged else 64, 2, 8,
+                                  torch.float32), place)
+    before = on_device(cache, place)
+    q, new = torch.ones(2, 1, 4, 8, device=place), torch.ones(2, 3, 2, 8, device=place)
+    for length in (62, -1):
+        with pytest.raises(ValueError, match=f"between 0 and 61 .*64 slots, got {length}"):
+            flash_attn_with_kvcache(q, cache.key, cache.value, new, new, cache_seqlens=length,
+                                    **replace(at, lengths=[length] * 2).tensors(place))
+    check_same_bits(cache.key, before.key)
+    check_same_bits(cache.value, before.value)
 
 
-def test_quantize_kv_of_no_number_is_no_number(place):
-    x = torch.ones(4, 8)
-    x[0, 3], x[1, 3], x[2] = torch.nan, torch.inf, 1e-38
-    integers, scale = (t.cpu() for t in quantize_kv(x.to(place)))
-    multiplied = integers * scale.unsqueeze(-1)
-    assert torch.isnan(multiplied[:2]).all()
-    check_exact(multiplied[2:], torch.tensor([[0.0], [1.0]]).expand(2, 8), 1e-6)
+def test_DE_07_the_same_as_a_sliced_cache(place):
+    cache = empty_cache(2, 64, 2, 64, torch.float32)
+    at = Addressing([40, 17])
+    cache.fill(at)
+    q = torch.randn(2, 1, 4, 64)
+    out = flash_attn_with_kvcache(
+        q.to(place), cache.key.to(place), cache.value.to(place),
+        cache_seqlens=torch.tensor(at.lengths, dtype=torch.int32).to(place))
+    for b, length in enumerate(at.lengths):
+        sliced = flash_attn_func(*(x[b:b + 1, :n].to(place) for x, n in (
+            (q, 1), (cache.key, length), (cache.value, length))))
+        check_exact(out[b:b + 1], sliced, 1e-6)
+
+
+def test_without_lengths_the_whole_cache_counts(place):
+    cache = empty_cache(2, 48, 2, 16, torch.float32)
+    cache.fill(Addressing([48, 48]))
+    q = torch.randn(2, 2, 2, 16)
+    out = flash_attn_with_kvcache(q.to(place), cache.key.to(place), cache.value.to(place),
+                                  causal=True)
+    check_exact(out, cache.attend(Addressing([48, 48]), q, causal=True)[0], 1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
-def test_append_rounds_as_quantize_kv(place, dtype):
-    cache = empty_cache(3, 1, HEADS, 40, dtype, is_int8=True)
-    k = torch.randn(3, HEADS, 1, 40).to(dtype)
-    k[0, 0, 0, 0], k[1, 0, 0, 0], k[2, 0] = torch.nan, torch.inf, 0.0
-    key, value, *scales = (x.to(place).transpose(1, 2)
-                           for x in (cache.key, cache.value, cache.k_scale, cache.v_scale))
-    ops.kvcache_append_(key, value, k.to(place), k.to(place), k_scale=scales[0], v_scale=scales[1])
-    integers, scale = quantize_kv(k)
-    for got, got_scale in ((key, scales[0]), (value, scales[1])):
-        check_exact(got_scale, scale.double(), 1e-9)
-        # A tie may fall to either side where a division is not correctly rounded.
-        assert (got.cpu().int() - integers.int()).abs().max() <= 1
-        check_exact(got[0, 0], 0.0)
-        check_exact(got[1, 0], 0.0)
+@pytest.mark.parametrize("kind", ["entries", "paged", "int8"])
+def test_DE_09_chunks_equal_the_whole(place, dtype, kind):
+    seqlen, heads_q, heads_kv, head_dim = 40, 6, 2, 32
+    q = torch.randn(1, seqlen, heads_q, head_dim).to(dtype)
+    k, v = torch.randn(2, 1, seqlen, heads_kv, head_dim).to(dtype)
+    at = Addressing([0], block_table=[[2, 0, 3]] if kind == "paged" else None)
+    cache = on_device(empty_cache(4, 16 if kind == "paged" else 48, heads_kv, head_dim, dtype,
+                                  is_int8=kind == "int8"), place)
+    chunks = []
+    for count in (17, 1, 5, 8, 9):
+        (start,) = at.lengths
+        parts = [x[:, start:start + count].to(place) for x in (q, k, v)]
+        chunks.append(flash_attn_with_kvcache(
+            parts[0], cache.key, cache.value, parts[1], parts[2], causal=True,
+            cache_seqlens=torch.tensor(at.lengths, dtype=torch.int32).to(place),
+            **at.tensors(place), **scales(cache)))
+        at = at.advanced(count)
+    got = torch.cat(chunks, dim=1)
+    now = on_device(cache, torch.device("cpu"))
+    ref, lowp = (now.attend(at, q, True, one)[0] for one in (torch.float64, dtype))
+    check(got, ref, lowp, case_id=kind)
+    if kind != "int8":
+        whole = flash_attn_func(*(x.to(place) for x in (q, k, v)), causal=True)
+        check(whole, ref, lowp, case_id=f"{kind}, whole")
 
 
-def appended(place, **options):
-    """Arguments of the op that fit each other, some replaced."""
-    arguments = {
-        "key_cache": torch.zeros(2, 2, 32, 8), "value_cache": torch.zeros(2, 2, 32, 8),
-        "key": torch.ones(2, 2, 1, 8), "value": torch.ones(2, 2, 1, 8),
-        "seqlens": torch.zeros(2, dtype=torch.int32),
-    } | options
-    return {name: x.to(place) if isinstance(x, torch.Tensor) else x
-            for name, x in arguments.items()}
+@pytest.mark.parametrize("position", [0, 4, 15, 30, 31, 32])
+def test_DE_10_garbage_beyond_the_position(place, position):
+    q = torch.randn(1, 1, 2, 32)
+    filled = Addressing([position + 1])
+    cache = empty_cache(1, 64, 2, 32, torch.float32)
+    cache.fill(filled)
+    cache.key[:, position + 1:] = 1e3 * q
+    cache.value[:, position + 1:] = 1e3
+    out = flash_attn_with_kvcache(
+        q.to(place), cache.key.to(place), cache.value.to(place),
+        cache_seqlens=torch.tensor(filled.lengths, dtype=torch.int32).to(place))
+    fresh = flash_attn_with_kvcache(
+        *(x.to(place) for x in (q, cache.key[:, :position + 1], cache.value[:, :position + 1])))
+    check_exact(out, fresh, 1e-6)
+    check_exact(out, cache.attend(filled, q)[0], 1e-6)
 
 
-INT8 = {"key_cache": torch.zeros(2, 2, 32, 8, dtype=torch.int8),
-        "value_cache": torch.zeros(2, 2, 32, 8, dtype=torch.int8)}
-TABLE = torch.zeros(32, 4)
-ERRORS = {
-    "rank": ({"key_cache": torch.zeros(2, 32, 8)}, r"key cache of rank 4 .* got shape \[2, 32, 8"),
-    "heads": ({"key": torch.ones(2, 1, 1, 8), "value": torch.ones(2, 1, 1, 8)},
-              r"head count of the cache, 2 \(layout \[B, H, S, D\]\), got 1"),
-    "head-dim": ({"key": torch.ones(2, 2, 1, 9)}, "head_dim of key, 9, got head_dim 8"),
-    "value": ({"value": torch.ones(2, 2, 2, 8)}, r"value of shape \[2, 2, 1, 8\], got \[2, 2, 2"),
-    "dtype": ({"key": torch.ones(2, 2, 1, 8).half(), "value": torch.ones(2, 2, 1, 8).half()},
-              "key cache of dtype Half or Char, got Float"),
-    "caches": ({"value_cache": torch.zeros(2, 2, 33, 8)}, "key and value cache alike"),
-    "strided": ({"key_cache": torch.zeros(2, 2, 8, 32).transpose(2, 3)},
-                "key cache with a dense last dimension .* got strides"),
-    "no-scale": (INT8, "k_scale with an 8-bit cache, got none"),
-    "scale": ({"k_scale": torch.zeros(2, 2, 32)}, "k_scale with an 8-bit cache only, got a cache"),
-    "scale-shape": (INT8 | {"k_scale": torch.zeros(2, 32, 2), "v_scale": torch.zeros(2, 2, 32)},
-                    r"k_scale of shape \[2, 2, 32\], got \[2, 32, 2\]"),
-    "seqlens": ({"seqlens": torch.zeros(2, dtype=torch.int64)}, "seqlens of dtype Int, got Long"),
-    "seqlens-shape": ({"seqlens": torch.zeros(3, dtype=torch.int32)}, r"seqlens of shape \[2\]"),
-    "entries": ({"key_cache": torch.zeros(1, 2, 32, 8), "value_cache": torch.zeros(1, 2, 32, 8)},
-                "at least 2 entries, one for each sequence, got 1"),
-    "page-size": ({"key_cache": torch.zeros(2, 2, 24, 8), "value_cache": torch.zeros(2, 2, 24, 8),
-                   "block_table": torch.zeros(2, 1, dtype=torch.int32)},
-                  "page size that is a multiple of 16, got 24"),
-    "two-ways": ({"cache_batch_idx": torch.zeros(2, dtype=torch.int32),
-                  "block_table": torch.zeros(2, 1, dtype=torch.int32)},
-                 "cache_batch_idx or block_table, got both"),
-    "one-table": ({"rotary_cos": TABLE}, "both rotary_cos and rotary_sin or none, got one"),
-    "rotary-dim": ({"rotary_cos": torch.zeros(32, 5), "rotary_sin": torch.zeros(32, 5)},
-                   "rotary_dim of at most the head_dim of key, 8, got 10"),
-    "rotary-rows": ({"rotary_cos": TABLE[:31], "rotary_sin": TABLE[:31]},
-                    "a row for each of 32 slots, got 31"),
-    "rotary-dtype": ({"rotary_cos": TABLE.half(), "rotary_sin": TABLE.half()},
-                     "cos and sin of dtype Float or that of key, Float, got Half"),
-}
+def test_caches_are_used_where_they_lie(place):
+    """Layers and operands of one buffer, as models keep them: [layers, batch, seqlen, 2, H, D]."""
+    buffer = torch.full((3, 2, 64, 2, 2, 16), torch.nan).to(place)
+    at = Addressing([0, 0])
+    before = buffer.clone()
+    k, v = torch.randn(2, 2, 5, 2, 16)
+    q = torch.randn(2, 5, 4, 16)
+    key, value = buffer[1].unbind(2)
+    out = flash_attn_with_kvcache(q.to(place), key, value, k.to(place), v.to(place),
+                                  cache_seqlens=0, causal=True)
+    before[1, :, :5, 0], before[1, :, :5, 1] = k.to(place), v.to(place)
+    check_same_bits(buffer, before)
+    check_exact(out, KvModel(k, v).attend(at.advanced(5), q, causal=True)[0], 1e-6)
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_append_says_what_does_not_fit(place, name):
-    options, said = ERRORS[name]
-    arguments = appended(place, **options)
-    with pytest.raises(RuntimeError, match=f"kvcache_append_: expected .*{said}"):
-        ops.kvcache_append_(**arguments)
-    assert not arguments["key_cache"].any() and not arguments["value_cache"].any()
-
-
-def test_a_gradient_is_refused_where_it_would_be_lost(place):
-    arguments = appended(place)
-    arguments["key"].requires_grad_()
-    with pytest.raises(RuntimeError, match="kvcache_append_: expected key without requires_grad"):
-        ops.kvcache_append_(**arguments)
-    assert not arguments["key_cache"].any()
-    version = arguments["key_cache"]._version
-    with torch.no_grad():
-        ops.kvcache_append_(**arguments)
-    assert arguments["key_cache"][:, :, 0].all() and arguments["key_cache"]._version > version
-    cos, sin = (x.to(place) for x in angles(8, 8))
-    with pytest.raises(RuntimeError, match="rotary_embedding: expected x without requires_grad"):
-        ops.rotary_embedding(arguments["key"], cos, sin)
-
-
-@pytest.mark.parametrize("kind", ["plain", "int8", "paged"])
-def test_PY_09_opcheck_of_append(place, kind):
-    options = {"rotary_cos": TABLE, "rotary_sin": TABLE}
-    if kind == "int8":
-        options |= INT8 | {"k_scale": torch.zeros(2, 2, 32), "v_scale": torch.zeros(2, 2, 32)}
-    elif kind == "paged":
-        options |= {"block_table": torch.tensor([[1], [0]], dtype=torch.int32)}
-    result = torch.library.opcheck(ops.kvcache_append_.default, (), appended(place, **options))
-    assert set(result.values()) == {"SUCCESS"}
+def test_nothing_waits_for_the_device(device, simulator):
+    # Which the simulated device would wait for.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    cache = on_device(empty_cache(2, 64, 2, 8, torch.float16), device)
+    q, new = torch.ones(2, 1, 4, 8, device=device).half(), torch.ones(2, 1, 2, 8, device=device)
+    seqlens = torch.tensor([4, 9]).to(device)   # int64: converted there
+    tables = [x.to(device) for x in angles(64, 8)]
+    torch.mps.synchronize()
+    commits = simulator.stats()["commits"] if simulator else 0
+    flash_attn_with_kvcache(q, cache.key, cache.value, new.half(), new.half(), *tables, seqlens)
+    if simulator:
+        assert simulator.stats()["commits"] == commits
