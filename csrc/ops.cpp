@@ -46,15 +46,15 @@ namespace {
 #define FLASH_MPS_WITH_KVCACHE_SCHEMA                                                          \
   "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, *, " \
   "float? scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? seqlens_k=None, "    \
-  "int seqlen_new=0, Tensor? leftpad_k=None, Tensor? cache_batch_idx=None, "                   \
+  "SymInt seqlen_new=0, Tensor? leftpad_k=None, Tensor? cache_batch_idx=None, "                \
   "Tensor? block_table=None, int num_splits=0) -> (Tensor out, Tensor lse)"
-#define FLASH_MPS_KV_APPEND_SCHEMA                                                             \
-  "(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor key, Tensor value, *, "               \
-  "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? seqlens=None, int position=0, " \
-  "Tensor? leftpad=None, Tensor? cache_batch_idx=None, Tensor? block_table=None, "             \
+#define FLASH_MPS_KV_APPEND_SCHEMA                                                                \
+  "(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor key, Tensor value, *, "                  \
+  "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? seqlens=None, SymInt position=0, " \
+  "Tensor? leftpad=None, Tensor? cache_batch_idx=None, Tensor? block_table=None, "                \
   "Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=False) -> ()"
-#define FLASH_MPS_ROTARY_SCHEMA                                                  \
-  "(Tensor x, Tensor cos, Tensor sin, *, Tensor? seqlens=None, int position=0, " \
+#define FLASH_MPS_ROTARY_SCHEMA                                                     \
+  "(Tensor x, Tensor cos, Tensor sin, *, Tensor? seqlens=None, SymInt position=0, " \
   "Tensor? leftpad=None, bool interleaved=False, bool is_advancing=True) -> Tensor"
 
 constexpr const char* kAttention = "attention";
