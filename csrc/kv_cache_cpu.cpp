@@ -160,27 +160,25 @@ std::tuple<at::Tensor, at::Tensor> attention_with_kvcache_cpu(
     const OptionalTensor& attn_mask, bool is_causal, std::optional<double> scale,
     const OptionalTensor& k_scale, const OptionalTensor& v_scale, const OptionalTensor& seqlens_k,
     int64_t seqlen_new, const OptionalTensor& leftpad_k, const OptionalTensor& cache_batch_idx,
-    const OptionalTensor& block_table, int64_t /*num_splits*/) {
-  constexpr const char* kOp = "attention_with_kvcache";
-  const KvCache cache = check_kv_cache(kOp,
-                                       {.key = key,
-                                        .value = value,
-                                        .k_scale = k_scale,
-                                        .v_scale = v_scale,
-                                        .seqlens = seqlens_k,
-                                        .leftpad = leftpad_k,
-                                        .cache_batch_idx = cache_batch_idx,
-                                        .block_table = block_table},
-                                       query, "query", "_k");
-  const int64_t batch = query.size(0);
-  const at::Tensor keys = dequantised(cache, key, k_scale, batch);
-  const at::Tensor values = dequantised(cache, value, v_scale, batch);
-  const at::ScalarType type = query.scalar_type();
-  AttnProblem problem = check_inputs(kOp, query, keys.to(type), values.to(type),
-                                     {.attn_mask = attn_mask, .scale = scale, .enable_gqa = true});
-  problem.key = keys;
-  problem.value = values;
-  const at::Tensor visible = visible_keys(cache, batch, seqlen_new, problem.seqlen_q, is_causal);
+    const OptionalTensor& block_table, int64_t num_splits) {
+  const KvCache operands = {.key = key,
+                            .value = value,
+                            .k_scale = k_scale,
+                            .v_scale = v_scale,
+                            .seqlens = seqlens_k,
+                            .leftpad = leftpad_k,
+                            .cache_batch_idx = cache_batch_idx,
+                            .block_table = block_table};
+  const CachedAttention cached =
+      check_cached_attention("attention_with_kvcache", query, operands, attn_mask, is_causal, scale,
+                             seqlen_new, num_splits);
+  const KvCache& cache = cached.cache;
+  AttnProblem problem = cached.attention;
+  problem.key = dequantised(cache, cache.key, cache.k_scale, problem.batch);
+  problem.value = dequantised(cache, cache.value, cache.v_scale, problem.batch);
+  problem.is_causal = false;  // the mask says it, sequence by sequence
+  const at::Tensor visible =
+      visible_keys(cache, problem.batch, seqlen_new, problem.seqlen_q, is_causal);
   if (problem.mask_kind == kNoMask || problem.mask_kind == kBoolMask) {
     problem.mask = problem.mask.defined() ? problem.mask.logical_and(visible) : visible;
     problem.mask_kind = kBoolMask;
