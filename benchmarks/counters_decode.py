@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +14,9 @@ from torch import Tensor
 from wheels import package_version
 
 import torch_flash_mps
-from benchmarks import bench_attention, occupancy
-from benchmarks.counting import Bars, ratio, table
-from torch_flash_mps import _extension, simulator
+from benchmarks import bench_attention, counters_cache, occupancy
+from benchmarks.counting import Bars, on_cores, ratio, table
+from torch_flash_mps import simulator
 from torch_flash_mps.reference import attention_ref
 
 MASKS = ("no mask", "padding mask", "float mask")
@@ -71,17 +70,6 @@ class Work:
     def most_extra_bytes(self) -> int:
         """Each split leaves float32 (m, l, O) of each row, written once and read once."""
         return self.num_splits * self.rows * (self.case.value_dim + 2) * 2 * FLOAT_BYTES
-
-
-@contextmanager
-def on_cores(count: int) -> Iterator[None]:
-    """Makes the simulated GPU one of so many cores."""
-    before = _extension.extension().gpu_cores()
-    simulator.set_gpu_cores(count)
-    try:
-        yield
-    finally:
-        simulator.set_gpu_cores(before)
 
 
 def make_mask(case: Case, mask: str) -> Tensor | None:
@@ -218,7 +206,7 @@ def progress(cases: list[Case]) -> Iterator[Case]:
 def overhead_section() -> tuple[str, list[str]]:
     with simulator.checks(False):
         lines, missed = bench_attention.overhead("decode", "mps", repeats=100)
-    return bench_attention.listed(lines), [f"host overhead of one call: {lines}"] * missed
+    return bench_attention.listed(lines), [f"host overhead: {'; '.join(lines)}"] * missed
 
 
 def sections() -> dict[str, tuple[str, list[str]]]:
@@ -233,6 +221,7 @@ def sections() -> dict[str, tuple[str, list[str]]]:
     return {
         "counters decode": (bytes_text, broken_bars([work for works in in_one for work in works])),
         "splits": (split_text, broken_bars(split)),
+        "caches": counters_cache.section(),
         "occupancy": occupancy.section(),
         "overhead decode": overhead_section(),
     }

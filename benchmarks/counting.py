@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from cases import Case
 
-from torch_flash_mps import _simulator, simulator
+from torch_flash_mps import _extension, _simulator, simulator
 from torch_flash_mps.reference import visible_pairs
 
 FRAGMENT = 8
@@ -32,6 +32,17 @@ def on_path(path: str) -> Iterator[None]:
         yield
     finally:
         simulator.set_gpu_family(before)
+
+
+@contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Makes the simulated GPU one of so many cores."""
+    before = _extension.extension().gpu_cores()
+    simulator.set_gpu_cores(count)
+    try:
+        yield
+    finally:
+        simulator.set_gpu_cores(before)
 
 
 def num_blocks(case: Case, rows: int, columns: int) -> int:

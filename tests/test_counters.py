@@ -13,6 +13,7 @@ if sys.platform == "darwin":
 from benchmarks import (
     bench_attention,
     counters_bwd,
+    counters_cache,
     counters_decode,
     counters_fwd,
     occupancy,
@@ -160,6 +161,13 @@ def test_occupancy_bar_notices(monkeypatch):
     _, broken = occupancy.section()
     assert "M1, 7 cores, Hkv 1: expected cores without a threadgroup 0, got 2" in broken
     assert not any("M1, 7 cores, Hkv 8" in sentence for sentence in broken)
+
+
+def test_a_cache_is_read_once(device):
+    """Distinct bytes of a step with one query: several lanes may read the same number."""
+    for kind in counters_cache.CACHES:
+        work = counters_cache.measure(counters_cache.CASES[1], kind)
+        assert work.counts["device_bytes_read_distinct"] <= 1.02 * work.least
 
 
 def test_overhead_bar_notices(device, monkeypatch):
