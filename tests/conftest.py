@@ -85,6 +85,24 @@ def on_family(device, simulator):
 
 
 @pytest.fixture
+def on_cores(device, simulator):
+    """Sets how many cores the simulated GPU has, for one test."""
+    from torch_flash_mps._extension import extension
+
+    before = extension().gpu_cores()
+    if simulator is None:
+        yield lambda cores: before == cores
+        return
+
+    def switch(cores: int) -> bool:
+        simulator.set_gpu_cores(cores)
+        return True
+
+    yield switch
+    simulator.set_gpu_cores(before)
+
+
+@pytest.fixture
 def kernels(device, simulator) -> Callable[[], list[str]]:
     """A function: the ops whose kernels ran since it was last called, in order."""
     if simulator is None:
