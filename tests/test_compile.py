@@ -8,6 +8,7 @@ import torch._dynamo.compiled_autograd
 import torch._dynamo.testing
 from cases import Case, make_inputs
 from checks import check_exact
+from decoding import ENTRIES, decode
 
 import torch_flash_mps
 
@@ -78,6 +79,23 @@ def test_PY_09_compiled_function_with_lse(place, counter):
     for one, other in zip(compile_with(attend, counter)(*operands), attend(*operands),
                           strict=True):
         check_exact(one, other)
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES.keys())
+def test_PY_09_decode_steps_compile_once(place, counter, entry):
+    def step(q, k, v):
+        out, lse = decode(entry, q * 2, k, v)
+        return out + 1, lse
+
+    compiled, compilations = compile_with(step, counter), []
+    q, k, v = make_inputs(Case(1, 4, 2, 2, 300, layout="aligned"), place).operands
+    for seqlen_k in (40, 41, 130, 300):
+        operands = q, k[:, :, :seqlen_k], v[:, :, :seqlen_k]
+        for one, other in zip(compiled(*operands), step(*operands), strict=True):
+            check_exact(one, other)
+        compilations.append(counter.frame_count)
+    # Dynamo starts anew once when it has met the float options of the function.
+    assert compilations[1] == compilations[-1] <= (2 if entry is None else 1)
 
 
 def test_compiled_autocast(place, counter):

@@ -1,14 +1,20 @@
 """The host side of decoding: routing, splits, memory, gradients, threads, torch.compile."""
 
+import functools
 import math
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import DTYPES, Case, make_inputs
-from checks import check_exact, check_same_bits
-from decoding import ENTRIES, check_decode, decode
+from checks import attention_lowp, check, check_exact, check_same_bits
+from decoding import ENTRIES, MAX_ROWS, check_decode, decode
+from gradients import check_case_gradients
+from test_backward_memory import peak_of
 from test_flash_fwd_host import EMPTY
 
 import torch_flash_mps
@@ -18,6 +24,46 @@ from torch_flash_mps.reference import attention_ref
 @pytest.fixture(params=ENTRIES.values(), ids=ENTRIES.keys())
 def entry(request) -> int | None:
     return request.param
+
+
+def test_PY_12_explain_and_routing_agree(device, kernels):
+    q, k, v = make_inputs(Case(1, 4, 2, 40, 80, 64, dtype=torch.float16), device).operands
+    for rows in range(1, 20):
+        plan = torch_flash_mps.explain(q[:, :, :rows], k, v, enable_gqa=True)
+        expected = "flash_decode" if rows <= MAX_ROWS else "flash_fwd"
+        assert plan["op"] == expected and plan["kernel"].startswith(f"{expected}_f16_d64_")
+        decode(None, q[:, :, :rows], k, v)
+        assert kernels()[0] == expected, rows
+
+
+def test_sdpa_decodes(device, kernels):
+    q, k, v = make_inputs(Case(1, 4, 2, 1, 80, 64), device).operands
+    with torch_flash_mps.sdpa_enabled():
+        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert kernels()[0] == "flash_decode"
+    check(out, attention_ref(q, k, v)[0], attention_lowp(q, k, v))
+
+
+@pytest.mark.parametrize("rows", [1, 8, MAX_ROWS])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_a_decoded_call(device, kernels, dtype, rows):
+    for masked in (None, "float"):
+        case = Case(2, 6, 2, rows, 70, 24, dtype=dtype, causal=masked is None, mask=masked)
+        check_case_gradients(case, device, through_lse=True)
+        ran = kernels()
+        assert "flash_decode" in ran and "flash_bwd_dkv" in ran and "flash_fwd" not in ran
+
+
+@pytest.mark.parametrize("rows", [1, MAX_ROWS])
+def test_KF_06_memory_is_out_lse_and_the_scratch_of_the_splits(device, rows):
+    q = torch.randn(1, 4, rows, 8, device=device)
+    k, v = (torch.randn(1, 1, 16384, 8, device=device) for _ in range(2))
+    mask = torch.ones(16384, dtype=torch.bool, device=device)[None]
+    for splits in (0, 1, 7):
+        used = splits or torch_flash_mps.explain(q, k, v, enable_gqa=True)["num_splits"]
+        scratch = used * 4 * rows * (8 + 2) * 4 if used > 1 else 0
+        peak = peak_of(functools.partial(decode, splits, q, k, v, attn_mask=mask))
+        assert peak == q.nbytes + 4 * rows * 4 + scratch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,6 +121,10 @@ def test_HD_10_strides_of_size_1_dimensions_mean_nothing(device, entry, dtype):
 @pytest.mark.parametrize("name", EMPTY)
 def test_HD_09_empty_sizes(device, entry, name, dtype):
     q, k, v = (torch.ones(shape, dtype=dtype) for shape in EMPTY[name])
+    if entry is not None and 0 in (k.shape[1], k.shape[3], v.shape[3]):
+        with pytest.raises(RuntimeError, match="attention_with_kvcache: expected"):
+            decode(entry, *(x.to(device) for x in (q, k, v)))
+        return
     out, lse = decode(entry, *(x.to(device) for x in (q, k, v)), scale=0.0)
     check_exact(out, F.scaled_dot_product_attention(q, k, v), 1e-6)
     assert lse.shape == q.shape[:-1]
@@ -103,6 +153,67 @@ def test_HD_03_threads_at_once(device, entry):
         thread.join(timeout=120)
         assert not thread.is_alive(), "a thread hangs"
     assert not failures, failures
+
+
+ORDERED = """
+import sys
+import torch
+if sys.platform == "linux":
+    import torch_flash_mps.simulator as simulator
+    simulator.checks(True)
+    simulator.shuffle(1)
+import torch_flash_mps
+torch.manual_seed(0)
+operands = [torch.randn(1, 6 if rows == 50 else 2, rows, 16) for rows in (50, 200, 200)]
+q, k, v = (operand.to("mps") for operand in operands)
+attend = torch.ops.flash_mps.attention_with_kvcache
+results = [attend(q, k, v, is_causal=True, num_splits=4) for _ in range(3)]
+torch.mps.synchronize()
+names = [c["kernel"] for c in simulator.counters()] if sys.platform == "linux" else None
+torch.save((operands, [(out.cpu(), lse.cpu()) for out, lse in results], names), sys.argv[1])
+"""
+
+
+def test_HD_04_HD_13_dispatches_that_depend_on_each_other_are_ordered(tmp_path):
+    """Rows over several dispatches, then their second pass, in a concurrent encoder."""
+    result = tmp_path / "result.pt"
+    subprocess.run([sys.executable, "-c", ORDERED, str(result)], check=True, env={
+        **os.environ, "TORCH_FLASH_MPS_SIM_CONCURRENT": "1",
+        "TORCH_FLASH_MPS_MAX_DISPATCH_FLOP": "1e6"})
+    operands, results, names = torch.load(result)
+    if names is not None:
+        assert sum(name.startswith("flash_decode_f32") for name in names) > 3
+        assert sum(name.startswith("flash_decode_combine") for name in names) == 3
+    for got in results:
+        expected = attention_ref(*operands, is_causal=True, causal_offset=150)
+        for one, other in zip(got, expected, strict=True):
+            check_exact(one, other, 1e-5)
+
+
+WITH_KVCACHE = {
+    "plain": (Case(2, 4, 2, 3, 33), {}),
+    "causal": (Case(2, 4, 2, 3, 33, causal=True), {"num_splits": 3}),
+    "float-mask": (Case(2, 4, 4, 1, 33, mask="float_rows", scale=0.3), {}),
+    "value-dim": (Case(2, 4, 1, 19, 33, 64, 40), {}),
+    "bshd": (Case(2, 4, 2, 3, 33, layout="bshd"), {}),
+    "one-row-bshd": (Case(2, 4, 2, 1, 33, layout="bshd"), {}),
+    "bf16": (Case(2, 4, 4, 2, 33, dtype=torch.bfloat16), {}),
+}
+
+
+@pytest.mark.parametrize("name", WITH_KVCACHE)
+def test_PY_09_opcheck_with_kvcache(place, name):
+    case, options = WITH_KVCACHE[name]
+    inputs = make_inputs(case, place)
+    op = torch.ops.flash_mps.attention_with_kvcache.default
+    result = torch.library.opcheck(op, inputs.operands, inputs.options | options)
+    assert set(result.values()) == {"SUCCESS"}
+    operands = [x.contiguous().transpose(1, 2).contiguous().transpose(1, 2) if "bshd" in name
+                else x.contiguous() for x in inputs.operands]
+    mode = torch._subclasses.FakeTensorMode()
+    fake = op(*(mode.from_tensor(x) for x in operands))
+    for one, other in zip(op(*operands), fake, strict=True):
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 def test_HD_12_a_new_length_never_means_a_new_kernel(device, simulator):
