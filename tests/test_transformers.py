@@ -2,58 +2,18 @@
 
 import pytest
 import torch
+from tiny_models import fused, tiny
 from torch import nn
+from transformers.masking_utils import and_masks, causal_mask_function, create_causal_mask
 
-transformers = pytest.importorskip("transformers")
-
-from transformers.masking_utils import (  # noqa: E402
-    and_masks,
-    causal_mask_function,
-    create_causal_mask,
-)
-
-from torch_flash_mps.integrations import transformers as integration  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _registered():
-    integration.register()
-
-
-def _tiny(name, **options):
-    """A random two-layer model of one architecture on the CPU, with eager attention."""
-    sizes = {
-        "vocab_size": 97,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "max_position_embeddings": 64,
-        "attn_implementation": "eager",
-    }
-    config_class, model_class = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "bert": (transformers.BertConfig, transformers.BertModel),
-        "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-        "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
-    }[name]
-    torch.manual_seed(0)
-    config = config_class(**(sizes | options))
-    return model_class._from_config(config, attn_implementation="eager").eval()
-
-
-def _fused(model, device):
-    model.to(device)
-    model.set_attn_implementation(integration.NAME)
-    return model
+from torch_flash_mps.integrations import transformers as integration
 
 
 def _largest_difference(model, device, field="logits", **inputs):
     with torch.no_grad():
         expected = getattr(model(**inputs), field)
         moved = {name: x.to(device) if torch.is_tensor(x) else x for name, x in inputs.items()}
-        got = getattr(_fused(model, device)(**moved), field)
+        got = getattr(fused(model, device)(**moved), field)
     return (got.cpu() - expected).abs().max().item()
 
 
@@ -63,11 +23,11 @@ PADDED_LEFT = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
 
 @pytest.mark.parametrize("mask", [None, PADDED_LEFT], ids=["dense", "left-padded"])
 def test_decoder_equals_eager(device, mask):
-    model = _tiny("llama", num_key_value_heads=2)
+    model = tiny("llama", num_key_value_heads=2)
     with torch.no_grad():
         expected = model(TOKENS, attention_mask=mask).logits
         mask_there = None if mask is None else mask.to(device)
-        got = _fused(model, device)(TOKENS.to(device), attention_mask=mask_there).logits
+        got = fused(model, device)(TOKENS.to(device), attention_mask=mask_there).logits
     seen = slice(None) if mask is None else mask.bool()
     torch.testing.assert_close(got.cpu()[seen], expected[seen], rtol=1e-4, atol=1e-5)
 
@@ -75,14 +35,14 @@ def test_decoder_equals_eager(device, mask):
 @pytest.mark.parametrize("padded", [False, True])
 def test_IN_05_encoder_sees_both_sides(device, padded):
     mask = PADDED_LEFT.flip(1) if padded else torch.ones_like(TOKENS)
-    model = _tiny("bert")
+    model = tiny("bert")
     assert _largest_difference(
         model, device, "last_hidden_state", input_ids=TOKENS, attention_mask=mask
     ) < 1e-4
 
 
 def test_IN_05_encoder_decoder_with_cross_attention(device):
-    model = _tiny(
+    model = tiny(
         "bart", d_model=48, encoder_layers=1, decoder_layers=1, encoder_attention_heads=6,
         decoder_attention_heads=6, encoder_ffn_dim=64, decoder_ffn_dim=64, pad_token_id=0,
         decoder_start_token_id=1, forced_eos_token_id=None,
@@ -132,7 +92,7 @@ def test_IN_05_causal_with_more_keys_than_queries_needs_a_mask(device):
 
 
 def test_chunked_prefill_with_a_cache_equals_one_pass(device):
-    model = _fused(_tiny("llama", num_key_value_heads=2), device)
+    model = fused(tiny("llama", num_key_value_heads=2), device)
     tokens = TOKENS.to(device)
     with torch.no_grad():
         whole = model(tokens).logits
@@ -141,28 +101,8 @@ def test_chunked_prefill_with_a_cache_equals_one_pass(device):
     torch.testing.assert_close(rest.cpu(), whole[:, 4:].cpu(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
-def test_IN_02_left_padded_generation_equals_each_prompt_alone(device, cache, dtype):
-    model = _fused(_tiny("llama", num_key_value_heads=2).to(dtype), device)
-    prompts = [[5, 6, 7], [11, 12, 13, 14, 15, 16, 17]]
-    options = {
-        "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None,
-        "disable_compile": True,
-    } | ({"cache_implementation": "static"} if cache == "static" else {})
-    alone = [
-        model.generate(torch.tensor([p], device=device), **options)[0, len(p) :].tolist()
-        for p in prompts
-    ]
-    ids = torch.tensor([[0] * (7 - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (7 - len(p)) + [1] * len(p) for p in prompts], device=device)
-    together = model.generate(ids, attention_mask=mask, **options)[:, 7:].tolist()
-    assert together == alone
-    assert len(together[0]) == 8
-
-
 def test_IN_03_sliding_window_comes_from_the_mask(device):
-    model = _tiny("mistral", num_key_value_heads=2, sliding_window=4)
+    model = tiny("mistral", num_key_value_heads=2, sliding_window=4)
     assert _largest_difference(model, device, input_ids=TOKENS) < 1e-4
 
 
@@ -196,7 +136,7 @@ def test_IN_04_options_of_a_later_version_are_refused_by_the_op(device, name, gi
 
 
 def test_IN_04_softcap_of_a_model_is_not_dropped(device):
-    model = _fused(_tiny("gemma2", num_key_value_heads=2, head_dim=8), device)
+    model = fused(tiny("gemma2", num_key_value_heads=2, head_dim=8), device)
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"softcap.*not supported yet"):
         model(TOKENS.to(device))
 
@@ -228,7 +168,7 @@ def test_IN_06_head_dims_of_other_models(device, head_dim, head_dim_v):
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_IN_07_output_attentions_raises(device, name):
-    model = _fused(_tiny(name), device)
+    model = fused(tiny(name), device)
     with torch.no_grad(), pytest.raises(ValueError, match="output_attentions is not supported"):
         model(TOKENS.to(device), output_attentions=True)
 
@@ -237,7 +177,7 @@ def test_IN_08_packed_sequences_do_not_see_each_other(device):
     lengths = (3, 5, 4)
     tokens = torch.arange(12)[None]
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
-    model = _fused(_tiny("llama", num_key_value_heads=2), device)
+    model = fused(tiny("llama", num_key_value_heads=2), device)
     with torch.no_grad():
         packed = model(
             tokens.to(device), position_ids=positions.to(device), use_cache=False
@@ -290,7 +230,8 @@ def test_a_four_dimensional_mask_is_used_as_it_is(device):
 
 
 def test_the_mask_function_is_the_one_that_models_use():
-    config = _tiny("llama").config
+    config = tiny("llama").config
+    integration.register()
     config._attn_implementation = integration.NAME
     embeds = torch.zeros(1, 4, 48)
     padding = torch.tensor([[0, 1, 1, 1]])

@@ -7,6 +7,7 @@ package. Needs transformers 5.4 or later, whose mask functions receive lengths a
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,30 @@ _IRRELEVANT = {
 
 # Boundaries of packed sequences. A mask already holds them; without one they would be lost.
 _PACKED = {"cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q", "seq_idx"}
+
+
+@dataclass(frozen=True)
+class Int8States:
+    """Keys or values of one layer as 8-bit integers, where models expect a tensor.
+
+    What `transformers_cache.Int8Cache` hands to `attention`, which passes both tensors to the
+    kernel as they are.
+
+    Attributes:
+        data: int8 `[batch, num_heads_kv, seqlen_k, head_dim]`.
+        scale: float32 `[batch, num_heads_kv, seqlen_k]`; a state is `data * scale`.
+    """
+
+    data: Tensor
+    scale: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The states as a tensor, multiplied in float32 and rounded once."""
+        return (self.data.float() * self.scale.unsqueeze(-1)).to(dtype)
 
 
 def register() -> None:
@@ -52,8 +77,8 @@ def register() -> None:
 def attention(
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Int8States,
+    value: Tensor | Int8States,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -69,7 +94,8 @@ def attention(
         module: the attention layer; its `is_causal` counts when the argument is None.
         query: `[batch, num_heads_q, seqlen_q, head_dim]`.
         key: `[batch, num_heads_kv, seqlen_k, head_dim]`; grouped heads are not repeated.
-        value: `[batch, num_heads_kv, seqlen_k, head_dim_v]`.
+        value: `[batch, num_heads_kv, seqlen_k, head_dim_v]`. Both may be `Int8States`, which the
+            kernel dequantises in its registers; without dropout, softcap, s_aux and gradients then.
         attention_mask: bool (True = visible) or float, broadcastable to
             `[batch, num_heads_q, seqlen_q, seqlen_k]`; or None.
         scaling: factor on the scores; None = 1 / sqrt(head_dim).
@@ -98,6 +124,14 @@ def attention(
                 "attention_mask: without one it is not known where the queries stand among the "
                 "keys. Pass is_causal=False if every query sees every key"
             )
+    if isinstance(key, Int8States) and isinstance(value, Int8States):
+        refused = {"dropout": dropout or None, "softcap": softcap or None, "s_aux": s_aux}
+        _refuse_unsupported(refused, has_mask=True)
+        out, _ = torch.ops.flash_mps.attention_with_kvcache(
+            query, key.data, value.data, attention_mask,
+            scale=scaling, k_scale=key.scale, v_scale=value.scale,
+        )
+        return out.transpose(1, 2).contiguous(), None
     out = torch.ops.flash_mps.attention(
         query,
         key,
