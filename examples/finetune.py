@@ -14,11 +14,12 @@ import time
 from pydoc_data.topics import topics
 
 import torch
-from generate import OpCounter, load
+from measure import OpCounter
+from models import load
 from torch import Tensor
 from tqdm import tqdm
 
-from torch_flash_mps.integrations.transformers import NAME, register
+from torch_flash_mps.integrations.transformers import NAME
 
 if sys.platform != "darwin":
     import torch_flash_mps.simulator  # gives this machine the device "mps"
@@ -56,15 +57,14 @@ def fine_tune(model, data: list[Tensor], attention: str) -> tuple[list[float], O
     return losses, counter
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--length", type=int, default=64, help="tokens in each sequence")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
 
-    register()
-    tokenizer, model = load(torch.float32)
+    tokenizer, model = load("smollm2", torch.float32)
     data = batches(tokenizer, arguments.steps, arguments.batch_size, arguments.length)
     losses, seconds = {}, {}
     for attention in ("eager", NAME):

