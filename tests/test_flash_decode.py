@@ -1,5 +1,6 @@
 """Few query rows over shapes, dtypes, layouts and masks, against the float64 oracle."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from test_flash_fwd import HEAD_DIMS, SAME_EVERY_TIME, _dtype_id, _ids
 from torch_flash_mps import merge_states
 from torch_flash_mps.reference import attention_ref, visible_pairs
 
+FULL_SIZE = sys.platform == "darwin"
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16]
 SEQLENS_K = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512]
 
@@ -106,10 +108,19 @@ def test_KF_18_grouped_heads(device, entry, ratio):
         check_decode_case(entry, case, device)
 
 
-def test_DE_04_a_stream_of_steps(device, entry):
+@pytest.mark.parametrize("mask", ["bool_heads", "float_heads", "bool_rows"])
+@pytest.mark.parametrize("head_dim", [64, 320])
+def test_KF_18_a_group_beyond_one_block_of_rows(device, entry, head_dim, mask):
+    for group_size, rows in ((70, 1), (70, 3), (9, 2)):
+        check_decode_case(entry, Case(1, group_size, 1, rows, 37, head_dim, mask=mask), device)
+
+
+@pytest.mark.parametrize("first", [1004, 4076])
+def test_DE_04_a_stream_of_steps(device, entry, first):
     """Each step sees one key more, in a cache with poison beyond."""
-    first, steps = 1004, 40
-    case = Case(1, 4, 1, steps, first + steps, 64, dtype=torch.float16, layout="aligned")
+    steps, sizes = 40, (32, 8, 128) if FULL_SIZE else (4, 1, 16)
+    *heads, head_dim = sizes
+    case = Case(1, *heads, steps, first + steps, head_dim, dtype=torch.float16, layout="aligned")
     q, k, v = make_inputs(case, device).operands
     for step in range(steps):
         seen = first + step
