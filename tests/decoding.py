@@ -12,7 +12,7 @@ MAX_ROWS = 16
 
 #: How a call is made: None by the op, a number by attention_with_kvcache with as many splits of the
 #: keys, 0 leaving that to the library.
-ENTRIES = {"op": None, "chosen": 0, "1-split": 1, "5-splits": 5}
+ENTRIES = {"op": None, "kvcache": 0, "5-splits": 5}
 
 
 def decode(

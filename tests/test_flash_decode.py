@@ -34,11 +34,12 @@ def check_decode_case(num_splits, case, device, seed=0):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=_dtype_id)
 @pytest.mark.parametrize("rows", ROWS)
-def test_KF_23_lengths_around_tile_edges(device, entry, dtype, rows):
+def test_KF_23_lengths_around_tile_edges(device, dtype, rows):
+    """In splits, some of them empty; test_flash_fwd.py has the op."""
     for seqlen_k in SEQLENS_K:
         case = Case(1, 1, 1, rows, seqlen_k, dtype=dtype)
         for one in (case, replace(case, causal=True), replace(case, mask="bool")):
-            check_decode_case(entry, one, device)
+            check_decode_case(5, one, device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=_dtype_id)
@@ -199,7 +200,7 @@ def _cases(draw):
     )
 
 
-@settings(SAME_EVERY_TIME, max_examples=300)
+@settings(SAME_EVERY_TIME, max_examples=200)
 @given(case=_cases(), entry=st.sampled_from([*ENTRIES.values()]), seed=st.integers(0, 2**16))
 def test_any_case(device, case, entry, seed):
     check_decode_case(entry, case, device, seed)
