@@ -93,60 +93,103 @@ inline IndexRange keys_of_split(IndexRange keys, int split_idx, int num_splits) 
   return part;
 }
 
-// A key's place: row `row` of an entry, or of a page. An entry outside the cache holds no key.
-struct KeySlot {
+// Where a key and its value lie: row `row` of an entry, or of a page; and their scales. An entry outside
+// the cache holds no key.
+struct KeyPlace {
   int entry;
   int row;
-  bool is_valid;
+  float k_scale;
+  float v_scale;
 };
 
+// Whether a place takes a look into a table: one lane finds it then, for all that read the key.
+constant bool has_places = is_paged || is_quantized;
+
+inline bool is_place(constant AttnDecodeParams& decode, KeyPlace place) {
+  return place.entry >= 0 && place.entry < decode.num_entries;
+}
+
+// The place of a key that no table tells.
 template <typename KV>
-inline KeySlot find_key(
+inline KeyPlace plain_place(thread const KeySequence<KV>& keys, int k) {
+  KeyPlace place;
+  place.entry = keys.entry;
+  place.row = k;
+  place.k_scale = 1.0f;
+  place.v_scale = 1.0f;
+  return place;
+}
+
+template <typename KV>
+inline KeyPlace find_key(
     constant AttnDecodeParams& decode, thread const KeySequence<KV>& keys, int k) {
-  KeySlot slot;
-  slot.entry = keys.entry;
-  slot.row = k;
+  KeyPlace place = plain_place(keys, k);
   if (is_paged) {
     const int page = k / decode.page_size;
-    slot.entry = keys.pages[page];
-    slot.row = k - page * decode.page_size;
+    place.entry = keys.pages[page];
+    place.row = k - page * decode.page_size;
   }
-  slot.is_valid = slot.entry >= 0 && slot.entry < decode.num_entries;
-  return slot;
+  if (is_quantized && is_place(decode, place)) {
+    place.k_scale =
+        keys.k_scale[place.entry * decode.k_scale_stride_b + place.row * decode.k_scale_stride_s];
+    place.v_scale =
+        keys.v_scale[place.entry * decode.v_scale_stride_b + place.row * decode.v_scale_stride_s];
+  }
+  return place;
 }
 
-// The scale of a key or value; 0 unless it is wanted, and then not read.
-template <typename KV>
-inline float key_scale(
+// The place that lane `lane` found; all lanes take part.
+inline KeyPlace place_of_lane(KeyPlace place, int lane) {
+  if (is_paged) {
+    place.entry = metal::simd_shuffle(place.entry, ushort(lane));
+  }
+  place.row = metal::simd_shuffle(place.row, ushort(lane));
+  if (is_quantized) {
+    place.k_scale = metal::simd_shuffle(place.k_scale, ushort(lane));
+    place.v_scale = metal::simd_shuffle(place.v_scale, ushort(lane));
+  }
+  return place;
+}
+
+inline int4 pack_place(KeyPlace place) {
+  return int4(place.entry, place.row, as_type<int>(place.k_scale), as_type<int>(place.v_scale));
+}
+
+inline KeyPlace unpack_place(int4 packed) {
+  KeyPlace place;
+  place.entry = packed.x;
+  place.row = packed.y;
+  place.k_scale = as_type<float>(packed.z);
+  place.v_scale = as_type<float>(packed.w);
+  return place;
+}
+
+// The places of keys k_start ... k_end - 1 to threadgroup memory. All THREADS threads take part.
+template <typename KV, int THREADS>
+inline void stage_places(
+    threadgroup int4* places,
     constant AttnDecodeParams& decode,
     thread const KeySequence<KV>& keys,
-    KeySlot slot,
-    bool is_wanted) {
-  const int64_t offset = slot.entry * decode.k_scale_stride_b + slot.row * decode.k_scale_stride_s;
-  return is_wanted ? keys.k_scale[offset] : 0.0f;
+    int k_start,
+    int k_end,
+    int thread_idx) {
+  for (int i = thread_idx; i < k_end - k_start; i += THREADS) {
+    places[i] = pack_place(find_key(decode, keys, k_start + i));
+  }
 }
 
 template <typename KV>
-inline float value_scale(
-    constant AttnDecodeParams& decode,
-    thread const KeySequence<KV>& keys,
-    KeySlot slot,
-    bool is_wanted) {
-  const int64_t offset = slot.entry * decode.v_scale_stride_b + slot.row * decode.v_scale_stride_s;
-  return is_wanted ? keys.v_scale[offset] : 0.0f;
-}
-
-template <typename KV>
-inline const device KV* key_row(thread const KeyRows<KV>& rows, KeySlot slot) {
-  return rows.head + slot.entry * rows.stride_b + slot.row * rows.stride_s;
+inline const device KV* key_row(thread const KeyRows<KV>& rows, KeyPlace place) {
+  return rows.head + place.entry * rows.stride_b + place.row * rows.stride_s;
 }
 
 // Copies the rows of keys k_start ... k_end - 1 to a threadgroup tile, PITCH elements apart and padded
-// with zeros. All THREADS threads take part.
+// with zeros. All THREADS threads take part; `places` are those of stage_places().
 template <typename KV, int PITCH, int THREADS>
 inline void stage_keys(
     threadgroup KV* tile,
     thread const KeyRows<KV>& rows,
+    const threadgroup int4* places,
     constant AttnDecodeParams& decode,
     thread const KeySequence<KV>& keys,
     int k_start,
@@ -156,9 +199,10 @@ inline void stage_keys(
   constexpr int kWords = PITCH / kElements;
   for (int i = thread_idx; i < (k_end - k_start) * kWords; i += THREADS) {
     const int column = i % kWords * kElements;
-    const KeySlot slot = find_key(decode, keys, k_start + i / kWords);
-    const int columns = slot.is_valid ? rows.columns : 0;
-    const device KV* row = key_row(rows, slot);
+    const KeyPlace place =
+        has_places ? unpack_place(places[i / kWords]) : plain_place(keys, k_start + i / kWords);
+    const int columns = is_place(decode, place) ? rows.columns : 0;
+    const device KV* row = key_row(rows, place);
     threadgroup KV* to = tile + i / kWords * PITCH + column;
     if (rows.is_wide) {
       *reinterpret_cast<threadgroup uint4*>(to) =

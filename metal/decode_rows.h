@@ -15,13 +15,18 @@ namespace flash_mps {
 // Sizes that follow from the template arguments of the kernel.
 template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool STAGED>
 struct DecodeTile {
-  static constant constexpr const int kElements = kWideBytes / int(sizeof(KV));  // of a word
+  // Elements that a lane takes at a time: 16 bytes, where they are staged no more than a half has.
+  static constant constexpr const int kElements =
+      STAGED && sizeof(KV) == 1 ? 8 : kWideBytes / int(sizeof(KV));
   static constant constexpr const int kWords = ((D > DV ? D : DV) + kElements - 1) / kElements;
   static constant constexpr const int kLanes = lanes_per_row<kWords>();
   static constant constexpr const int kGroups = kSimdWidth / kLanes;  // rows of K read at a time
   static constant constexpr const int kLaneWords = (kWords + kLanes - 1) / kLanes;
   static constant constexpr const int kLaneElements = kLaneWords * kElements;
-  static constant constexpr const int kPitch = kWords * kElements;  // of a staged row
+  // Of a staged row: whole words of 16 bytes.
+  static constant constexpr const int kPitch =
+      (kWords * kElements * int(sizeof(KV)) + kWideBytes - 1) / kWideBytes * kWideBytes /
+      int(sizeof(KV));
   // Keys of one group of lanes in a step. Direct: four words in flight hide latency. Staged: up to four
   // simdgroups divide a block.
   static constant constexpr const int kWanted = STAGED ? BK / 4 / kGroups : 4 / kLaneWords;
@@ -109,7 +114,7 @@ inline void load_step(
     thread KV* elements,
     thread const KeyRows<KV>& rows,
     const threadgroup KV* tile,
-    const thread KeySlot* slots,
+    const thread KeyPlace* places,
     const thread uint* seen,
     int tile_row,
     int lane_in_row) {
@@ -120,12 +125,11 @@ inline void load_step(
     thread KV* word = elements + i * Tile::kElements;
     if (!STAGED) {
       load_word(
-          word, key_row(rows, slots[j]), column, seen[j] != 0 ? rows.columns : 0, rows.is_wide);
+          word, key_row(rows, places[j]), column, seen[j] != 0 ? rows.columns : 0, rows.is_wide);
     } else {
       const bool is_inside = seen[j] != 0 && column < Tile::kPitch;
       const int offset = (tile_row + j * Tile::kGroups) * Tile::kPitch + column;
-      unpack(
-          is_inside ? *reinterpret_cast<const threadgroup uint4*>(tile + offset) : uint4(0), word);
+      load_tile<Tile::kElements>(word, tile + (is_inside ? offset : 0), is_inside);
     }
   }
 }
@@ -139,6 +143,7 @@ inline void visit_keys(
     const threadgroup KV* K_tile,
     const threadgroup KV* V_tile,
     const threadgroup float* mask_tile,
+    const threadgroup int4* place_tile,
     int k_start,
     int step,
     int k_end,
@@ -147,34 +152,39 @@ inline void visit_keys(
   const int k_first = step + lane / Tile::kLanes;
 
   // seen = which rows see which keys
+  KeyPlace own_place = plain_place(keys, step + lane);
+  if (!STAGED && has_places && lane < Tile::kStep && step + lane < k_end) {
+    own_place = find_key(decode, keys, step + lane);
+  }
   uint seen[Tile::kKeys];
-  KeySlot slots[Tile::kKeys];
+  KeyPlace places[Tile::kKeys];
   FLASH_MPS_UNROLL
   for (int j = 0; j < Tile::kKeys; ++j) {
     const int k = k_first + j * Tile::kGroups;
+    if (STAGED) {
+      places[j] =
+          has_places && k < k_end ? unpack_place(place_tile[k - k_start]) : plain_place(keys, k);
+    } else {
+      places[j] = has_places ? place_of_lane(own_place, k - step) : plain_place(keys, k);
+    }
+    const bool is_key = k < k_end && is_place(decode, places[j]);
     seen[j] = 0;
     FLASH_MPS_UNROLL
     for (int r = 0; r < ROWS; ++r) {
-      bool visible = r < rows.count && k < k_end && is_in_band(keys.band, rows.q_idx[r], k);
+      bool visible = r < rows.count && is_key && is_in_band(keys.band, rows.q_idx[r], k);
       if (has_mask && visible) {
         visible = mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k - k_start] != -INFINITY;
       }
       seen[j] |= visible ? 1u << uint(r) : 0u;
     }
-    slots[j] = KeySlot{};
-    if (seen[j] != 0) {
-      slots[j] = find_key(decode, keys, k);
-      seen[j] = slots[j].is_valid ? seen[j] : 0u;
-    }
   }
 
   // S = score_fwd(Q Kᵀ)
   KV elements[Tile::kKeys * COUNT];
-  load_step<Tile, STAGED>(elements, keys.K, K_tile, slots, seen, k_first - k_start, lane_in_row);
+  load_step<Tile, STAGED>(elements, keys.K, K_tile, places, seen, k_first - k_start, lane_in_row);
   float S[ROWS][Tile::kKeys];
   FLASH_MPS_UNROLL
   for (int j = 0; j < Tile::kKeys; ++j) {
-    const float scale = is_quantized ? key_scale(decode, keys, slots[j], seen[j] != 0) : 1.0f;
     FLASH_MPS_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       const float product =
@@ -185,7 +195,7 @@ inline void visit_keys(
         bias =
             mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k_first + j * Tile::kGroups - k_start];
       }
-      S[r][j] = visible ? score_fwd(product * scale, decode.fwd, bias) : -INFINITY;
+      S[r][j] = visible ? score_fwd(product * places[j].k_scale, decode.fwd, bias) : -INFINITY;
     }
   }
 
@@ -207,10 +217,11 @@ inline void visit_keys(
   }
 
   // O = O + P V
-  load_step<Tile, STAGED>(elements, keys.V, V_tile, slots, seen, k_first - k_start, lane_in_row);
+  load_step<Tile, STAGED>(elements, keys.V, V_tile, places, seen, k_first - k_start, lane_in_row);
   FLASH_MPS_UNROLL
   for (int j = 0; j < Tile::kKeys; ++j) {
-    const float scale = is_quantized ? value_scale(decode, keys, slots[j], seen[j] != 0) : 1.0f;
+    // Without weight a key has no value, whatever its scale.
+    const float scale = seen[j] != 0 ? places[j].v_scale : 0.0f;
     FLASH_MPS_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       add_elements<COUNT>(rows.O[r], S[r][j] * scale, elements + j * COUNT);

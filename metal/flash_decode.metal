@@ -17,7 +17,8 @@
 //
 // Grid: (splits * row blocks, KV heads, batch). Threadgroup: SG simdgroups; tile t of the row block
 // belongs to simdgroups t, t + row_tiles, ...
-// Threadgroup memory: the largest of the Q tile, the staged K and V, SG rows of O; and the mask's tile.
+// Threadgroup memory: the largest of the Q tile, the staged K and V, SG rows of O; the mask's tile; where
+// the keys of two blocks lie.
 // Launched by csrc/flash_decode.cpp.
 
 #include "attn_params.h"
@@ -88,10 +89,12 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
   using Tile = DecodeTile<T, KV, D, DV, ROWS, BK, SG, STAGED>;
   constexpr int kThreads = SG * kSimdWidth;
   static_assert(
-      Tile::kTileBytes + 4 * (Tile::kMaskElements + 2 * SG * ROWS) <= 32768,
+      Tile::kTileBytes + 4 * (Tile::kMaskElements + 2 * SG * ROWS) + (STAGED ? 32 * BK : 16) <=
+          32768,
       "threadgroup memory exceeds 32 KB: lower block_k or rows in instances.h");
   threadgroup uint4 tile_words[Tile::kTileWords];
   threadgroup float mask_tile[Tile::kMaskElements];
+  threadgroup int4 place_tile[STAGED ? 2 * BK : 1];
   threadgroup float merge_m[SG * ROWS];
   threadgroup float merge_l[SG * ROWS];
   constant AttnParams& params = decode.fwd;
@@ -150,18 +153,31 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
     }
   }
 
+  // Places are found one block ahead.
+  threadgroup int4* places = place_tile;
+  threadgroup int4* next_places = place_tile + (STAGED ? BK : 0);
+  if (STAGED && has_places) {
+    stage_places<KV, kThreads>(
+        places, decode, keys, own_keys.begin, metal::min(own_keys.begin + BK, own_keys.end),
+        int(thread_idx));
+  }
   for (int k_start = own_keys.begin; k_start < own_keys.end; k_start += Tile::kBlock) {
     const int k_end = metal::min(k_start + Tile::kBlock, own_keys.end);
     if (STAGED) {
       // The tiles of the block before, or of Q, are used up.
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       stage_keys<KV, Tile::kPitch, kThreads>(
-          K_tile, keys.K, decode, keys, k_start, k_end, int(thread_idx));
+          K_tile, keys.K, places, decode, keys, k_start, k_end, int(thread_idx));
       stage_keys<KV, Tile::kPitch, kThreads>(
-          V_tile, keys.V, decode, keys, k_start, k_end, int(thread_idx));
+          V_tile, keys.V, places, decode, keys, k_start, k_end, int(thread_idx));
       if (has_mask) {
         stage_mask<T, Tile::kMaskPitch, kThreads>(
             mask_tile, plane, decode, mask_rows, k_start, k_end, int(thread_idx));
+      }
+      if (has_places) {
+        stage_places<KV, kThreads>(
+            next_places, decode, keys, k_end, metal::min(k_end + BK, own_keys.end),
+            int(thread_idx));
       }
       // Every simdgroup reads what others staged.
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -178,9 +194,12 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
         metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       }
       visit_keys<Tile, STAGED>(
-          rows, decode, keys, K_tile, V_tile, own_mask, STAGED ? k_start : step, step, k_end,
-          int(lane));
+          rows, decode, keys, K_tile, V_tile, own_mask, places, STAGED ? k_start : step, step,
+          k_end, int(lane));
     }
+    threadgroup int4* used_places = places;
+    places = next_places;
+    next_places = used_places;
   }
 
   // merge m, l, O over the groups of lanes, then over the simdgroups that share rows

@@ -88,14 +88,14 @@
 #define FLASH_DECODE_INSTANCES(X)                       \
   X(Apple7, 1, 128, 1, 0, Direct, 8)                    \
   X(Apple7, 1, 128, 2, 0, Direct, 8)                    \
-  X(Apple7, 1, 128, 2, 32, Staged, 8)                   \
-  X(Apple7, 1, 128, 2, 32, Staged, 16)                  \
+  X(Apple7, 1, 128, 4, 32, Staged, 8)                   \
+  X(Apple7, 1, 128, 4, 32, Staged, 16)                  \
   X(Apple7, 1, 256, 1, 0, Direct, 8)                    \
   X(Apple7, 1, 256, 2, 0, Direct, 8)                    \
-  X(Apple7, 1, 256, 2, 32, Staged, 8)                   \
-  X(Apple7, 1, 256, 2, 32, Staged, 16)                  \
+  X(Apple7, 1, 256, 4, 16, Staged, 8)                   \
+  X(Apple7, 1, 256, 4, 16, Staged, 16)                  \
   X(Apple7, 1, 576, 1, 0, Direct, 8)                    \
-  X(Apple7, 1, 576, 1, 16, Staged, 8)                   \
+  X(Apple7, 1, 576, 2, 8, Staged, 8)                    \
   X(Apple7, 2, 128, 1, 0, Direct, 8)                    \
   X(Apple7, 2, 128, 2, 0, Direct, 8)                    \
   X(Apple7, 2, 128, 4, 0, Direct, 8)                    \

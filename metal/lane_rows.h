@@ -9,32 +9,33 @@
 
 namespace flash_mps {
 
-// The elements of a word.
+// The elements in 4 bytes.
 template <typename T>
-inline void unpack(uint4 word, thread T* elements) {
+inline void unpack(uint bits, thread T* elements) {
+  const metal::vec<T, 2> pair = as_type<metal::vec<T, 2>>(bits);
+  elements[0] = pair[0];
+  elements[1] = pair[1];
+}
+
+inline void unpack(uint bits, thread float* elements) {
+  elements[0] = as_type<float>(bits);
+}
+
+inline void unpack(uint bits, thread char* elements) {
+  const char4 four = as_type<char4>(bits);
   FLASH_MPS_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const metal::vec<T, 2> pair = as_type<metal::vec<T, 2>>(word[i]);
-    elements[2 * i] = pair[0];
-    elements[2 * i + 1] = pair[1];
+    elements[i] = four[i];
   }
 }
 
-inline void unpack(uint4 word, thread float* elements) {
+// The first COUNT elements of a word.
+template <int COUNT, typename T>
+inline void unpack_word(uint4 word, thread T* elements) {
+  constexpr int kPart = 4 / int(sizeof(T));
   FLASH_MPS_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    elements[i] = as_type<float>(word[i]);
-  }
-}
-
-inline void unpack(uint4 word, thread char* elements) {
-  FLASH_MPS_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const char4 four = as_type<char4>(word[i]);
-    FLASH_MPS_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      elements[4 * i + j] = four[j];
-    }
+  for (int i = 0; i < COUNT / kPart; ++i) {
+    unpack(word[i], elements + i * kPart);
   }
 }
 
@@ -43,14 +44,27 @@ inline void unpack(uint4 word, thread char* elements) {
 template <typename T>
 inline void load_word(
     thread T* elements, const device T* row, int column, int columns, bool is_wide) {
+  constexpr int kElements = kWideBytes / int(sizeof(T));
   if (is_wide && column < columns) {
-    unpack(*reinterpret_cast<const device uint4*>(row + column), elements);
+    unpack_word<kElements>(*reinterpret_cast<const device uint4*>(row + column), elements);
     return;
   }
   FLASH_MPS_UNROLL
-  for (int i = 0; i < kWideBytes / int(sizeof(T)); ++i) {
+  for (int i = 0; i < kElements; ++i) {
     elements[i] = column + i < columns ? row[column + i] : T(0);
   }
+}
+
+// COUNT elements of a staged row, 8 or 16 bytes of it; zeros, and nothing read, unless wanted.
+template <int COUNT, typename T>
+inline void load_tile(thread T* elements, const threadgroup T* source, bool is_wanted) {
+  uint4 word = uint4(0);
+  if (is_wanted && COUNT * int(sizeof(T)) == kWideBytes) {
+    word = *reinterpret_cast<const threadgroup uint4*>(source);
+  } else if (is_wanted) {
+    word.xy = *reinterpret_cast<const threadgroup uint2*>(source);
+  }
+  unpack_word<COUNT>(word, elements);
 }
 
 // a . b over the COUNT elements that this lane holds; summed in float32.
