@@ -43,6 +43,10 @@ struct DecodeTile {
       kQueryBytes > kMergeBytes ? kQueryBytes : kMergeBytes;
   static constant constexpr const int kTileBytes = kKeyBytes > kOwnBytes ? kKeyBytes : kOwnBytes;
   static constant constexpr const int kTileWords = (kTileBytes + kWideBytes - 1) / kWideBytes;
+  static constant constexpr const int kPlaces = STAGED ? 2 * BK : 1;
+  // All of it: tile, places, mask, m and l.
+  static constant constexpr const int kThreadgroupBytes =
+      kWideBytes * (kTileWords + kPlaces) + 4 * (kMaskElements + 2 * SG * ROWS);
 };
 
 // The rows of one simdgroup, and what each group of lanes knows of them after the keys that it has read.

@@ -89,12 +89,11 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
   using Tile = DecodeTile<T, KV, D, DV, ROWS, BK, SG, STAGED>;
   constexpr int kThreads = SG * kSimdWidth;
   static_assert(
-      Tile::kTileBytes + 4 * (Tile::kMaskElements + 2 * SG * ROWS) + (STAGED ? 32 * BK : 16) <=
-          32768,
+      Tile::kThreadgroupBytes <= 32768,
       "threadgroup memory exceeds 32 KB: lower block_k or rows in instances.h");
   threadgroup uint4 tile_words[Tile::kTileWords];
   threadgroup float mask_tile[Tile::kMaskElements];
-  threadgroup int4 place_tile[STAGED ? 2 * BK : 1];
+  threadgroup int4 place_tile[Tile::kPlaces];
   threadgroup float merge_m[SG * ROWS];
   threadgroup float merge_l[SG * ROWS];
   constant AttnParams& params = decode.fwd;

@@ -19,7 +19,7 @@ BEGIN, END = "<!-- decode table: begin -->", "<!-- decode table: end -->"
 
 SIMD_WIDTH = 32
 WORD_BYTES = 16          # what a lane loads at once
-WORD_REGISTERS = 4
+PLACE_BYTES = 16         # of a key: entry, row, two scales
 WORDS_IN_FLIGHT = 4      # of a lane, on the direct path
 FLOAT_BYTES = 4
 
@@ -38,7 +38,8 @@ class Row:
         self.rows = row["block_q"]
         self.block_k = row["block_k"]
         self.query_bytes = max(self.kv_bytes, 2)
-        self.elements = WORD_BYTES // self.kv_bytes
+        # A lane takes 16 bytes at a time; of staged int8 rows 8, as many elements as of halves.
+        self.elements = WORD_BYTES // (max(self.kv_bytes, 2) if self.is_staged else self.kv_bytes)
         self.words = -(-self.dim // self.elements)
         self.lanes = next(lanes for lanes in (1, 2, 4, 8, 16, 32)
                           if self.words <= lanes or lanes == SIMD_WIDTH)
@@ -64,20 +65,22 @@ class Row:
         return {
             "Q": self.rows * elements * self.query_bytes // FLOAT_BYTES,
             "O": self.rows * elements,
-            "K, V": self.keys * self.lane_words * WORD_REGISTERS,
+            "K, V": self.keys * elements * self.kv_bytes // FLOAT_BYTES,
             "S": self.rows * self.keys,
-            "m, l, indexes": self.rows * 4 + self.keys * 3,
+            "m, l, indexes": self.rows * 4 + self.keys * (5 if self.kv_bytes == 1 else 3),
         }
 
     @property
     def threadgroup_bytes(self) -> int:
-        """The largest of what takes its turn, the mask, and m and l of every row."""
+        """The largest of what takes its turn, the mask, m and l of every row, places of keys."""
         queries = self.rows * self.dim * self.query_bytes
-        staged = 2 * self.block_k * self.words * WORD_BYTES if self.is_staged else 0
+        pitch_bytes = -(-self.words * self.elements * self.kv_bytes // WORD_BYTES) * WORD_BYTES
+        staged = 2 * self.block_k * pitch_bytes if self.is_staged else 0
         merged = self.simdgroups * self.dim * FLOAT_BYTES
         pitch = self.block_k if self.is_staged else self.step
         per_row = self.rows * self.simdgroups * FLOAT_BYTES
-        return max(queries, staged, merged) + per_row * (pitch + 2)
+        places = PLACE_BYTES * (2 * self.block_k if self.is_staged else 1)
+        return max(queries, staged, merged) + per_row * (pitch + 2) + places
 
     @property
     def line(self) -> tuple[str, ...]:

@@ -63,8 +63,7 @@ def test_decode_rows_are_those_of_the_kernel(simulator):
               {row.rows}, {row.block_k}, {row.simdgroups}, {"true" if row.is_staged else "false"}>;
           out[{3 * i}] = Tile::kLaneElements;
           out[{3 * i + 1}] = Tile::kKeys;
-          out[{3 * i + 2}] =
-              16 * Tile::kTileWords + 4 * (Tile::kMaskElements + 2 * {row.rows * row.simdgroups});
+          out[{3 * i + 2}] = Tile::kThreadgroupBytes;
         }}""")
     source = torch_flash_mps._extension.extension().metal_source("flash_decode")
     sizes = simulator.Library(
