@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import DTYPE_NAMES, DTYPES, ramp
 from checks import check, check_exact, check_same_bits
-from kv_model import angles, empty_cache
+from kv_model import Addressing, angles, empty_cache
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_flash_mps
@@ -230,29 +230,32 @@ def test_an_error_leaves_the_cache_as_it_was(place, name):
     check_same_bits(value, cache.value)
 
 
-@pytest.mark.parametrize("kind", ["same", "int8"])
+@pytest.mark.parametrize("kind", ["tensor", "int", "int8"])
 def test_PY_09_a_new_length_compiles_nothing(place, kind):
-    lengths = torch.tensor([3, 40], dtype=torch.int32).to(place)
     torch._dynamo.reset()
     count = CompileCounterWithBackend("inductor" if sys.platform == "darwin" else "aot_eager")
-
-    def step(q, k, v, cache, *scales):
-        named = dict(zip(("k_scale", "v_scale"), scales, strict=False))
-        return flash_attn_with_kvcache(q, *cache, k, v, *tables, lengths, causal=True, **named)
-
     tables = [x.to(place) for x in angles(64, 16)]
+
+    def step(q, k, v, length, cache, *scales):
+        named = dict(zip(("k_scale", "v_scale"), scales, strict=False))
+        return flash_attn_with_kvcache(q, *cache, k, v, *tables, length, causal=True, **named)
+
     compiled = torch.compile(step, backend=count, fullgraph=True, dynamic=True)
     compiled_frames = set()
-    for seqlen in (7, 3, 5):
-        empty = empty_cache(2, 64, 2, 16, torch.float32, is_int8=kind == "int8")
-        tensors = [x for x in (empty.key, empty.value, empty.k_scale, empty.v_scale)
+    for seqlen, length in ((7, 30), (3, 12), (5, 40)):
+        cache = empty_cache(2, 64, 2, 16, torch.float32, is_int8=kind == "int8")
+        cache.fill(Addressing([length, length]))
+        tensors = [x for x in (cache.key, cache.value, cache.k_scale, cache.v_scale)
                    if x is not None]
         q, k, v = (torch.randn(2, seqlen, 2, 16).to(place) for _ in range(3))
+        if kind != "int":
+            length = torch.tensor([length, length], dtype=torch.int32).to(place)
         results = []
         for function in (step, compiled):
             own = [x.clone().to(place) for x in tensors]
-            results.append((function(q, k, v, own[:2], *own[2:]), own))
+            results.append((function(q, k, v, length, own[:2], *own[2:]), own))
         (out, own), (other, others) = results
+        assert torch.isfinite(out).all()
         check_same_bits(other, out)
         for x, y in zip(own, others, strict=True):
             check_same_bits(x, y)
