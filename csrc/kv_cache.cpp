@@ -94,7 +94,7 @@ KvRowParams make_row_params(const at::Tensor& rows, const at::Tensor& cache,
   };
 }
 
-// One simdgroup for each row of each operand. Earlier launches may read or write the same cache.
+// One simdgroup for each row of each operand.
 void launch_rows(const char* op, const KernelKey& key, const std::vector<Binding>& bindings,
                  const auto& params, const at::Tensor& rows, uint32_t num_operands) {
   const Launch launch = {
@@ -106,7 +106,6 @@ void launch_rows(const char* op, const KernelKey& key, const std::vector<Binding
       .grid = {static_cast<uint32_t>(rows.size(2)), static_cast<uint32_t>(rows.size(1)),
                static_cast<uint32_t>(rows.size(0))},
       .threads = num_operands * 32,
-      .reads_earlier_launches = true,
   };
   encode(op, {&launch, 1});
 }
