@@ -212,6 +212,7 @@ WRONG = {
     "gradient-of-k": ({"k": X.clone().requires_grad_()}, "expected key without requires_grad"),
     "rows": ({"rotary_cos": TABLES["rotary_cos"][:5], "rotary_sin": TABLES["rotary_sin"][:5],
               "cache_seqlens": 5}, "at least 6 rows, got 5"),
+    "float-lengths": ({"cache_seqlens": torch.zeros(2)}, "seqlens of dtype Int, got Float"),
     "lengths": ({"cache_seqlens": torch.zeros(3, dtype=torch.int32)}, r"seqlens of shape \[2\]"),
 }
 

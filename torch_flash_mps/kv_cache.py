@@ -167,7 +167,9 @@ def _start(
 ) -> dict[str, Any]:
     """Where the new tokens begin, in the words of the ops."""
     if isinstance(cache_seqlens, Tensor):
-        return {"seqlens": cache_seqlens.to(torch.int32), "position": 0}
+        is_long = cache_seqlens.dtype == torch.int64
+        return {"seqlens": cache_seqlens.to(torch.int32) if is_long else cache_seqlens,
+                "position": 0}
     if cache_seqlens is None:
         return {"seqlens": None, "position": 0}
     capacity = k_cache.size(1) * (1 if block_table is None else block_table.size(1))
