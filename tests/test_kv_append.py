@@ -22,12 +22,15 @@ ADDRESSINGS = {
     "paged-overflow": Addressing([60, 14], block_table=[[6, 2, 0, 5], [1, -1, 99, 3]]),
     "wrong-entries": Addressing([3, -4], batch_idx=[9, 1]),
 }
+# Of cache and tokens. Rows of both, of one or of none start on 16 bytes.
+LAYOUTS = [("aligned", "aligned"), ("dense", "aligned"), ("sliced", "aligned"),
+           ("aligned", "sliced"), ("heads-first", "strided")]
 ROTATIONS = {"plain": None, "pairs": True, "halves": False}
 
 
 def new_cache(at: Addressing, head_dim: int, dtype: torch.dtype, is_int8: bool) -> KvModel:
     entries, slots = (4, SLOTS) if at.block_table is None else (8, 16)
-    return empty_cache(entries, slots, HEADS, head_dim, dtype, head_dim_v=head_dim + 8,
+    return empty_cache(entries, slots, HEADS, head_dim, dtype, head_dim_v=head_dim + 32,
                        is_int8=is_int8)
 
 
@@ -39,7 +42,7 @@ def lay_out(x: torch.Tensor | None, place: torch.device, layout: str) -> torch.T
         return x.clone().to(place).transpose(1, 2)
     if layout == "heads-first":
         return x.transpose(1, 2).contiguous().to(place)
-    return poisoned(x, place).transpose(1, 2)
+    return poisoned(x, place, layout).transpose(1, 2)
 
 
 def margins(view: torch.Tensor) -> torch.Tensor:
@@ -52,15 +55,16 @@ def margins(view: torch.Tensor) -> torch.Tensor:
 
 def append_and_judge(
     place: torch.device, name: str, rotation_name: str, dtype: torch.dtype, is_int8: bool,
-    layout: str, head_dim: int = 40, table_dtype: torch.dtype | None = None,
+    layouts: tuple[str, str], head_dim: int = 64, table_dtype: torch.dtype | None = None,
 ) -> None:
-    case_id = f"{name}-{rotation_name}-{DTYPE_NAMES[dtype]}-{is_int8}-{layout}-{head_dim}"
+    """One call, the cache in the first layout, the tokens in the second, against the model."""
+    case_id = f"{name}-{rotation_name}-{DTYPE_NAMES[dtype]}-{is_int8}-{layouts}-{head_dim}"
     at = ADDRESSINGS[name]
     cache = new_cache(at, head_dim, dtype, is_int8)
     cache.fill(at)
     batch, seqlen_new = len(at.lengths), 3
     k = torch.randn(batch, seqlen_new, HEADS, head_dim).to(dtype)
-    v = torch.randn(batch, seqlen_new, HEADS, head_dim + 8).to(dtype)
+    v = torch.randn(batch, seqlen_new, HEADS, head_dim + 32).to(dtype)
     rotation, named = None, {}
     if ROTATIONS[rotation_name] is not None:
         tables = [x.to(table_dtype or dtype) for x in angles(64, 32)]
@@ -69,14 +73,14 @@ def append_and_judge(
                  "rotary_sin": poisoned(rotation.sin, place),
                  "rotary_interleaved": rotation.interleaved}
     cache.append(at, k, v, rotation)
-    tensors = [lay_out(x, place, layout)
+    tensors = [lay_out(x, place, layouts[0])
                for x in (cache.key, cache.value, cache.k_scale, cache.v_scale)]
     around = [None if x is None else margins(x) for x in tensors]
     addressing = at.tensors(place)
     addressing["leftpad"] = addressing.pop("cache_leftpad")
     ops.kvcache_append_(
-        tensors[0], tensors[1], poisoned(k, place).transpose(1, 2),
-        poisoned(v, place).transpose(1, 2), k_scale=tensors[2], v_scale=tensors[3],
+        tensors[0], tensors[1], poisoned(k, place, layouts[1]).transpose(1, 2),
+        poisoned(v, place, layouts[1]).transpose(1, 2), k_scale=tensors[2], v_scale=tensors[3],
         seqlens=torch.tensor(at.lengths, dtype=torch.int32).to(place), **addressing, **named,
     )
     now = KvModel(*(None if x is None else x.transpose(1, 2).cpu() for x in tensors))
@@ -89,29 +93,30 @@ def append_and_judge(
 @pytest.mark.parametrize("is_int8", [False, True], ids=["same", "int8"])
 @pytest.mark.parametrize("name", ADDRESSINGS)
 def test_DE_07_append_writes_the_addressed_slots_only(place, name, is_int8):
-    append_and_judge(place, name, "plain", torch.float16, is_int8, "sliced")
+    append_and_judge(place, name, "plain", torch.float16, is_int8, ("sliced", "sliced"))
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("is_int8", [False, True], ids=["same", "int8"])
 def test_append_in_every_dtype_and_layout(place, dtype, is_int8, rotation):
-    for layout in ("dense", "heads-first", "sliced"):
-        append_and_judge(place, "entries", rotation, dtype, is_int8, layout)
+    for layouts in LAYOUTS:
+        append_and_judge(place, "entries", rotation, dtype, is_int8, layouts)
 
 
 @pytest.mark.parametrize("name", ["entries", "paged-overflow", "paged-leftpad", "batch_idx"])
 @pytest.mark.parametrize("is_int8", [False, True], ids=["same", "int8"])
 def test_append_in_checked_mode(device, checked, name, is_int8):
-    for layout, head_dim in (("dense", 64), ("sliced", 33)):
-        append_and_judge(device, name, "halves", torch.bfloat16, is_int8, layout, head_dim,
+    for layouts, head_dim in ((("aligned", "aligned"), 64), (("sliced", "sliced"), 33)):
+        append_and_judge(device, name, "halves", torch.bfloat16, is_int8, layouts, head_dim,
                          torch.float32)
 
 
 @pytest.mark.parametrize("head_dim", [32, 33, 72, 128, 192, 256, 576])
 def test_append_of_head_dims(place, head_dim):
     for is_int8 in (False, True):
-        append_and_judge(place, "entries", "pairs", torch.float16, is_int8, "dense", head_dim)
+        append_and_judge(place, "entries", "pairs", torch.float16, is_int8, ("dense", "aligned"),
+                         head_dim)
 
 
 def test_append_at_a_position_known_here(place):

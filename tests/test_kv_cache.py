@@ -42,7 +42,7 @@ def run_and_judge(
     place: torch.device, at: Addressing, *, dtype: torch.dtype = torch.float32,
     is_int8: bool = False, causal: bool = True, seqlen_q: int = 3, seqlen_new: int = 3,
     heads: tuple[int, int] = (4, 2), head_dim: int = 32, interleaved: bool | None = None,
-    case_id: str = "", **options,
+    layout: str = "sliced", case_id: str = "", **options,
 ) -> None:
     """One call on random inputs, NaN wherever nothing may be read, against the model."""
     batch, (heads_q, heads_kv) = len(at.lengths), heads
@@ -59,12 +59,12 @@ def run_and_judge(
                  "rotary_interleaved": interleaved}
     if seqlen_new:
         cache.append(at, k, v, rotation)
-        named |= {"k": poisoned(k, place), "v": poisoned(v, place)}
+        named |= {"k": poisoned(k, place, layout), "v": poisoned(v, place, layout)}
     device_cache = on_device(cache, place)
     seqlens = options.pop("cache_seqlens",
                           torch.tensor(at.lengths, dtype=torch.int32).to(place))
     out, lse = flash_attn_with_kvcache(
-        poisoned(q, place), device_cache.key, device_cache.value, cache_seqlens=seqlens,
+        poisoned(q, place, layout), device_cache.key, device_cache.value, cache_seqlens=seqlens,
         causal=causal, return_softmax_lse=True, **at.tensors(place), **named,
         **scales(device_cache), **options,
     )
@@ -101,7 +101,8 @@ def test_rotary(place, dtype, interleaved):
 @pytest.mark.parametrize("heads", [(1, 1), (8, 1), (6, 2), (3, 3)], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
 def test_grouped_heads(place, heads, head_dim):
-    run_and_judge(place, ADDRESSINGS["paged"], heads=heads, head_dim=head_dim, dtype=torch.float16)
+    run_and_judge(place, ADDRESSINGS["paged"], heads=heads, head_dim=head_dim, dtype=torch.float16,
+                  layout="aligned")
 
 
 @pytest.mark.parametrize("name", ["entries", "paged-leftpad"])

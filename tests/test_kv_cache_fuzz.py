@@ -88,6 +88,9 @@ def first_addressing(story: Story) -> Addressing:
     at = Addressing(list(story.lengths), list(story.leftpad) if story.leftpad else None)
     if story.is_paged:
         pages = torch.randperm(batch * CAPACITY // PAGE).reshape(batch, -1)
+        for own, length in zip(pages, at.lengths, strict=True):
+            # Pages that no token will need are not there.
+            own[-(-(length + sum(count for count, _ in story.calls)) // PAGE):] = -1
         return replace(at, block_table=pages.tolist())
     if story.has_batch_idx:
         return replace(at, batch_idx=torch.randperm(batch + 1)[:batch].tolist())
