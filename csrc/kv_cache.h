@@ -30,8 +30,15 @@ namespace flash_mps {
 #define FLASH_MPS_ROTARY_ARGUMENTS \
   x, cos, sin, seqlens, position, leftpad, interleaved, is_advancing
 
+// Writes key and value [B, Hkv, S_new, D(v)] to the slots seqlens[b] + position + i of a KvCache, the
+// keys rotated, both as 8-bit integers where the cache is. A slot at or beyond the capacity, of an entry
+// or of a page that does not exist, is not written; where the slots are known here (no seqlens), that
+// is an error and nothing is written. No other slot changes.
 void kvcache_append_mps(FLASH_MPS_KV_APPEND_PARAMETERS);
 void kvcache_append_cpu(FLASH_MPS_KV_APPEND_PARAMETERS);
+// x [B, H, S, D] rotated by position (see Rotary) in float32 and rounded once; the elements from
+// rotary_dim on are as they were. Before position 0 nothing rotates; beyond the tables there is no
+// result, which is NaN, or an error where the positions are known here.
 at::Tensor rotary_embedding_mps(FLASH_MPS_ROTARY_PARAMETERS);
 at::Tensor rotary_embedding_cpu(FLASH_MPS_ROTARY_PARAMETERS);
 

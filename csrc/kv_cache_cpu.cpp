@@ -34,6 +34,9 @@ at::Tensor is_entry(const KvCache& cache, const at::Tensor& entry) {
 
 // A tensor of the cache [entries, H, slots, ...] -> [B, H, capacity, ...].
 at::Tensor gather(const KvCache& cache, const at::Tensor& tensor, int64_t batch) {
+  if (!cache.block_table.has_value() && !cache.cache_batch_idx.has_value()) {
+    return tensor.narrow(0, 0, batch);
+  }
   const at::Tensor index = entries(cache, batch);
   const int64_t last = std::max<int64_t>(cache.num_entries() - 1, 0);
   return tensor.index_select(0, index.clamp(0, last).flatten())
@@ -155,12 +158,7 @@ at::Tensor rotate_on_cpu(const at::Tensor& x, const Rotary& rotary) {
   return empty_rows_like(dense_rows(x)).copy_(rotated(x, rotary));
 }
 
-std::tuple<at::Tensor, at::Tensor> attention_with_kvcache_cpu(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const OptionalTensor& attn_mask, bool is_causal, std::optional<double> scale,
-    const OptionalTensor& k_scale, const OptionalTensor& v_scale, const OptionalTensor& seqlens_k,
-    int64_t seqlen_new, const OptionalTensor& leftpad_k, const OptionalTensor& cache_batch_idx,
-    const OptionalTensor& block_table, int64_t num_splits) {
+std::tuple<at::Tensor, at::Tensor> attention_with_kvcache_cpu(FLASH_MPS_WITH_KVCACHE_PARAMETERS) {
   const KvCache operands = {.key = key,
                             .value = value,
                             .k_scale = k_scale,
