@@ -123,13 +123,13 @@ def report(name: str, passes: list[Pass], tokens_per_pass: int, num_layers: int)
     print(f"    calls:  {calls} of {num_layers * len(passes)} attention calls "
           f"({num_layers} layers, {len(passes)} {'pass' if len(passes) == 1 else 'passes'})")
     print(f"    speed:  {tokens_per_pass * len(passes) / seconds:.1f} tokens per second")
-    read = bytes_read(passes[-1].calls)
-    if read is None:
+    measured = bytes_read(passes[-1].calls)
+    if measured is None:
         print("    K, V:   bytes not measured; the simulated device counts them")
     else:
-        print(f"    K, V:   {read.requested / tokens_per_pass:,.0f} bytes per token, "
-              f"{read.requested / read.least:.2f} of the least possible "
-              f"({read.distinct / read.least:.2f} without repeats in a threadgroup)")
+        read, least = measured
+        print(f"    K, V:   {read / tokens_per_pass:,.0f} bytes read per token, "
+              f"{read / least:.2f} of the least possible")
     error = largest_error(passes[-1].calls)
     print(f"    error:  {error:.1e} of the largest value, against float64")
     return error

@@ -105,35 +105,25 @@ def _kernel_on_a_mac(op, query: Tensor, key: Tensor, value: Tensor, **options: A
     return torch_flash_mps.explain(query, key, value, **options)["kernel"]
 
 
-@dataclass
-class BytesOfKeysAndValues:
-    """How much of K and V some calls read."""
+def bytes_read(calls) -> tuple[int, int] | None:
+    """How much of K and V the calls read, and the least they could: each visible key once.
 
-    requested: int   # by all threads
-    distinct: int    # what several threads of a threadgroup request counts once
-    least: int       # each visible key once
-
-
-def bytes_read(calls) -> BytesOfKeysAndValues | None:
-    """Runs the calls once more, counted. What they read of queries and masks is taken off at its
-    least, so that reading any of those twice shows too. None on a Mac, which does not count."""
+    The calls run once more, counted. What they read of queries and masks is taken off at its
+    least, so that reading any of those twice shows too. None on a Mac, which does not count.
+    """
     if simulator is None:
         return None
     with simulator.checks():   # only then are bytes counted
         simulator.reset_counters()
         for op, arguments in calls:
             op(**arguments)
-        rows = simulator.counters()
+        read = sum(row["device_bytes_read"] for row in simulator.counters())
         simulator.reset_counters()
-    others = sum(
-        _distinct_bytes(arguments.get(name))
-        for _, arguments in calls for name in ("query", "attn_mask")
-    )
-    return BytesOfKeysAndValues(
-        requested=sum(row["device_bytes_read"] for row in rows) - others,
-        distinct=sum(row["device_bytes_read_distinct"] for row in rows) - others,
-        least=sum(_bytes_of_visible_keys(**arguments) for _, arguments in calls),
-    )
+    least = 0
+    for _, arguments in calls:
+        least += _bytes_of_visible_keys(**arguments)
+        read -= _distinct_bytes(arguments["query"]) + _distinct_bytes(arguments.get("attn_mask"))
+    return read, least
 
 
 def largest_error(calls) -> float:

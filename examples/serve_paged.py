@@ -13,6 +13,7 @@ import argparse
 import collections
 import random
 import sys
+import textwrap
 import time
 from dataclasses import dataclass, field
 
@@ -168,9 +169,9 @@ def serve(engine: Engine, requests: list[Request]) -> None:
 
     def tell(event: str, request: Request) -> None:
         used = num_pages - len(engine.cache.free)
-        print(f"  step {steps:3}  {event:8}  {request.name}: {len(request.prompt)} + "
-              f"{len(request.tokens)} tokens; {len(engine.running)} running, "
-              f"{used} of {num_pages} pages in use")
+        print(f"  step {steps:3}  {event}  {textwrap.shorten(request.name, 28):28}  "
+              f"{len(request.prompt)} + {len(request.tokens)} tokens; "
+              f"{len(engine.running)} running, {used} of {num_pages} pages in use")
 
     while waiting or engine.running:
         while waiting and waiting[0].arrival <= steps and engine.can_admit(waiting[0]):

@@ -37,11 +37,10 @@ def _check_generation(text, *, tokens, layers, kernels=("flash_fwd", "flash_deco
     assert float(re.search(r"largest difference (\S+)", text)[1]) < 1e-3
 
 
-def _reads(text):
-    """Bytes of K and V that a decode step requests over the least, and the same without repeats."""
-    decode = text.split("  decode:\n")[1]
-    return [float(ratio) for ratio in
-            re.search(r"(\S+) of the least possible \((\S+) without repeats", decode).groups()]
+def _reads_each_key_once(text):
+    """Whether the decode steps do."""
+    ratio = re.search(r"(\S+) of the least possible", text.split("  decode:\n")[1])[1]
+    return float(ratio) == pytest.approx(1, abs=0.02)
 
 
 def test_generate_as_a_user_runs_it():
@@ -51,27 +50,26 @@ def test_generate_as_a_user_runs_it():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     _check_generation(done.stdout, tokens=6, layers=30)
-    assert _reads(done.stdout) == pytest.approx([1, 1], abs=0.02)
+    assert _reads_each_key_once(done.stdout)
 
 
 def test_generate_with_a_static_cache(run):
     text = run(generate, "--max-new-tokens", "4", "--cache", "static")
     _check_generation(text, tokens=4, layers=30)
-    assert _reads(text) == pytest.approx([1, 1], abs=0.02)   # nothing of what is not filled yet
+    assert _reads_each_key_once(text)   # and nothing of what is not filled yet
 
 
 def test_IN_02_generate_for_prompts_of_unequal_length(run):
     text = run(generate, "--max-new-tokens", "5", "--prompt", "Hello.",
                "--prompt", "What is the capital of Peru?")
     _check_generation(text, tokens=5, layers=30)
+    assert _reads_each_key_once(text)
     assert "The capital of Peru is" in text
 
 
 def test_generate_with_an_8_bit_cache(run):
     text = run(generate, "--max-new-tokens", "5", "--cache", "int8")
-    requested, distinct = _reads(text)
-    assert distinct == pytest.approx(1, abs=0.02)
-    assert requested < 1.5   # several lanes ask for one scale
+    assert _reads_each_key_once(text)
     assert re.search(r"kernel: flash_decode_f32_d64_kv8_\w+, 120 times", text)
     assert "kernel: kvcache_append" in text
 

@@ -51,5 +51,5 @@ def test_a_request_waits_until_its_pages_are_free(device, capsys):
     assert len(first.pages) == 2 and not engine.can_admit(second)
     serve_paged.serve(engine, [second])
     events = [line.split()[2:4] for line in capsys.readouterr().out.splitlines()]
-    assert events == [["finished", "a:"], ["admitted", "b:"], ["finished", "b:"]]
+    assert events == [["finished", "a"], ["admitted", "b"], ["finished", "b"]]
     assert second.tokens == first.tokens
