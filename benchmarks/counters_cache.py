@@ -10,7 +10,7 @@ from checks import attention_lowp, check
 from torch import Tensor
 
 import torch_flash_mps
-from benchmarks.counting import on_cores, ratio, table
+from benchmarks.counting import Bars, on_cores, ratio, table
 from torch_flash_mps import simulator
 from torch_flash_mps.reference import attention_ref
 
@@ -23,6 +23,7 @@ CASES = [
          dtype=torch.float16)
     for group_size, rows in ((1, 1), (4, 1), (8, 1), (8, 8))
 ]
+MOST = 1.02   # bytes read over the least possible
 CACHES = ("plain", "paged", "int8", "paged int8")
 HEADER = ("shape", "cache", "K + V + Q and the rest", "device bytes read", "distinct")
 
@@ -90,8 +91,16 @@ def row(work: Work) -> tuple[str, ...]:
     )
 
 
+def broken_bars(work: Work) -> list[str]:
+    bars = Bars()
+    bars.check(f"{work.case.id} {work.cache}", "device bytes read",
+               work.counts["device_bytes_read"], MOST * work.least)
+    return bars.broken
+
+
 def section() -> tuple[str, list[str]]:
-    """The table; there is no bar."""
-    rows = [row(measure(case, kind)) for case in CASES for kind in CACHES]
+    """The table, and the bars that it breaks."""
+    works = [measure(case, kind) for case in CASES for kind in CACHES]
     return (f"B 1, Hkv 2, D 128, float16, {SEQLEN} of {CAPACITY} keys, pages of {PAGE_SIZE}\n\n"
-            f"{table(HEADER, rows, 2)}"), []
+            f"{table(HEADER, [row(work) for work in works], 2)}"), [
+                sentence for work in works for sentence in broken_bars(work)]
