@@ -196,6 +196,25 @@ def test_packed_operands_say_their_shape(place):
         flash_attn_kvpacked_func(x[:, :, 0], torch.zeros(1, 5, 3, 2, 8, device=place))
 
 
+def test_empty_sizes(place):
+    q, cache = torch.ones(2, 3, 4, 8, device=place), torch.ones(2, 32, 2, 8, device=place)
+    for sliced in (q[:0], q[:, :0]):
+        batch = sliced.size(0)
+        for out in (flash_attn_func(sliced, cache[:batch], cache[:batch], causal=True),
+                    flash_attn_with_kvcache(sliced, cache[:batch], cache[:batch], causal=True)):
+            assert out.shape == sliced.shape
+    check_exact(flash_attn_func(q, cache[:, :0], cache[:, :0], causal=True), 0.0)
+    new = torch.ones(2, 0, 2, 8, device=place)
+    check_exact(flash_attn_with_kvcache(q, cache, cache, new, new, cache_seqlens=0), 0.0)
+
+
+def test_vmap(place):
+    q, k = torch.randn(3, 2, 5, 2, 8).to(place), torch.randn(3, 2, 9, 2, 8).to(place)
+    got = torch.vmap(lambda q, k: flash_attn_func(q, k, k, causal=True))(q, k)
+    check_exact(got, torch.stack([flash_attn_func(*x, x[1], causal=True)
+                                  for x in zip(q, k, strict=True)]), 1e-6)
+
+
 X = torch.ones(2, 1, 2, 8)
 TABLES = dict(zip(("rotary_cos", "rotary_sin"), angles(64, 8), strict=True))
 WRONG = {
