@@ -40,6 +40,15 @@ def _backward(dtype: torch.dtype, mask: torch.Tensor | None = None, of_lse: bool
     assert query.grad is not None and (mask is None or mask.grad is not None)
 
 
+def _cached(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> None:
+    pages = _zeros(cache_dtype or dtype, 2, 2, 16, 8)
+    scale = None if cache_dtype is None else _zeros(torch.float32, 2, 2, 16)
+    torch.ops.flash_mps.attention_with_kvcache(
+        _zeros(dtype, 1, 4, 3, 8), pages, pages, k_scale=scale, v_scale=scale,
+        seqlens_k=_zeros(torch.int32, 1) + 20, block_table=_zeros(torch.int32, 1, 2),
+    )
+
+
 def _transposed(dtype: torch.dtype) -> None:
     x = _zeros(dtype, 1, 3, 2, 8).transpose(1, 2)
     torch_flash_mps.attention(x, x, x)
@@ -48,9 +57,16 @@ def _transposed(dtype: torch.dtype) -> None:
 FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     "forward, seqlen_q ≠ seqlen_k": lambda t: _call(t),
     "one query (decode)": lambda t: _call(t, seqlens=(1, 5)),
-    "`head_dim` 1 … 256": lambda t: [_call(t, head_dim=d, head_dim_v=d) for d in (1, 256)],
+    "`head_dim` 1 … 256": lambda t: [
+        _call(t, head_dim=d, head_dim_v=d, seqlens=(s, 20)) for d in (1, 256) for s in (3, 17)
+    ],
     "`head_dim_v` ≠ `head_dim`": lambda t: _call(t, head_dim_v=16),
-    "`head_dim` above 256": lambda t: _call(t, head_dim=264, head_dim_v=264),
+    "`head_dim` 257 … 576, up to 16 queries": lambda t: [
+        _call(t, head_dim=d, head_dim_v=d) for d in (257, 576)
+    ],
+    "`head_dim` 257 … 576, more queries": lambda t: _call(
+        t, head_dim=257, head_dim_v=257, seqlens=(17, 20)
+    ),
     "any strides and offsets": _transposed,
     "ranks 2, 3, 5": lambda t: [_call(t, leading=lead) for lead in ((), (2, 2))],
     "`is_causal` (top-left)": lambda t: _call(t, is_causal=True),
@@ -62,6 +78,8 @@ FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     ),
     "grouped heads (`enable_gqa`)": lambda t: _call(t, heads=6, enable_gqa=True),
     "log-sum-exp (`return_lse`)": lambda t: _call(t, return_lse=True),
+    "KV cache: lengths, pages": lambda t: _cached(t),
+    "KV cache of int8 with scales": lambda t: _cached(t, torch.int8),
     "gradients of query, key, value": lambda t: _backward(t),
     "gradient of a float `attn_mask`": lambda t: _backward(t, _zeros(t, 3, 3).requires_grad_()),
     "gradients through the log-sum-exp": lambda t: _backward(t, of_lse=True),
