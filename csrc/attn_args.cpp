@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -138,6 +139,13 @@ MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_
   return kFloatMask;
 }
 
+bool wants_gradient(const at::Tensor& query, const at::Tensor& key,
+                             const at::Tensor& value, const AttnOptions& options) {
+  const bool is_wanted = query.requires_grad() || key.requires_grad() || value.requires_grad() ||
+                         (options.attn_mask.has_value() && options.attn_mask->requires_grad());
+  return is_wanted && at::GradMode::is_enabled();
+}
+
 // An uninitialised 4-D tensor without gaps, in [B, S, H, D] or [B, H, S, D] order.
 at::Tensor empty_dense(at::IntArrayRef sizes, bool is_bshd, const at::TensorOptions& options) {
   // As PyTorch does, a dimension without elements counts as 1.
@@ -241,6 +249,7 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   // Without a head dimension every score is an empty sum, whatever the scale.
   const double head_dim = static_cast<double>(std::max<int64_t>(problem.head_dim, 1));
   problem.softmax_scale = options.scale.value_or(1.0 / std::sqrt(head_dim));
+  problem.wants_gradient = wants_gradient(query, key, value, options);
   return problem;
 }
 

@@ -52,6 +52,7 @@ struct AttnProblem {
   bool is_causal;
   int64_t causal_offset = 0;  // query i sees keys j <= i + causal_offset
   double softmax_scale;
+  bool wants_gradient = false;  // of any input, so that a backward call will follow
 
   int64_t group_size() const { return num_heads_q / std::max<int64_t>(num_heads_kv, 1); }
 };

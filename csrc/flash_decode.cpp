@@ -148,7 +148,7 @@ void launch_combine(const char* op, const AttnProblem& problem, const FlashDecod
 }  // namespace
 
 bool runs_decode(const AttnProblem& problem) {
-  return problem.seqlen_q <= kMaxDecodeQueries;
+  return problem.seqlen_q <= kMaxDecodeQueries && !problem.wants_gradient;
 }
 
 std::optional<std::string> flash_decode_unsupported(const AttnProblem& problem) {

@@ -46,12 +46,17 @@ def test_sdpa_decodes(device, kernels):
 
 @pytest.mark.parametrize("rows", [1, 8, MAX_ROWS])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_of_a_decoded_call(device, kernels, dtype, rows):
+def test_gradients_run_the_forward_whose_rounding_they_share(device, kernels, dtype, rows):
     for masked in (None, "float"):
         case = Case(2, 6, 2, rows, 70, 24, dtype=dtype, causal=masked is None, mask=masked)
         check_case_gradients(case, device, through_lse=True)
         ran = kernels()
-        assert "flash_decode" in ran and "flash_bwd_dkv" in ran and "flash_fwd" not in ran
+        assert "flash_fwd" in ran and "flash_bwd_dkv" in ran and "flash_decode" not in ran
+    q = torch.zeros(1, 1, rows, 24, dtype=dtype, device=device, requires_grad=True)
+    assert torch_flash_mps.explain(q, q, q)["op"] == "flash_fwd"
+    with torch.no_grad():
+        torch_flash_mps.attention(q, q, q)
+        assert kernels() == ["flash_decode"]
 
 
 @pytest.mark.parametrize("rows", [1, MAX_ROWS])

@@ -98,7 +98,7 @@ def explain(
 
     Returns:
         ``kernel``: its name, None when no kernel would run; ``reason``: then why. For a kernel also
-        ``op``: "flash_decode" with up to 16 queries, "flash_fwd" with more;
+        ``op``: "flash_decode" with up to 16 queries whose gradient is not wanted, else "flash_fwd";
         ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
         ("staged": K and V go through threadgroup memory; "direct": they are read where they are),
         ``home`` (of the query tile: "registers" or "device"). For flash_fwd ``num_q_blocks`` and
