@@ -139,8 +139,8 @@ MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_
   return kFloatMask;
 }
 
-bool wants_gradient(const at::Tensor& query, const at::Tensor& key,
-                             const at::Tensor& value, const AttnOptions& options) {
+bool wants_gradient(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const AttnOptions& options) {
   const bool is_wanted = query.requires_grad() || key.requires_grad() || value.requires_grad() ||
                          (options.attn_mask.has_value() && options.attn_mask->requires_grad());
   return is_wanted && at::GradMode::is_enabled();
