@@ -26,7 +26,7 @@ def restored():
 def is_on(kernels) -> bool:
     q = torch.ones(1, 1, 2, 8, device="mps")
     F.scaled_dot_product_attention(q, q, q)
-    return kernels() == ["flash_fwd"]
+    return kernels() == ["flash_decode"]
 
 
 def test_IN_09_repeated(kernels):
