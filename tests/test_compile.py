@@ -64,7 +64,9 @@ def test_PY_09_compiled_backward_equals_eager(place, counter, mask, grouped, lay
             function(*leaves[:3], given).backward()
             gradients.append([x.grad for x in leaves])
         for one, other in zip(*gradients, strict=True):
-            check_exact(one, other, 1e-5)
+            # A compiled graph does not say that a gradient is wanted: few queries run flash_decode.
+            rounding = 0.0 if seqlen > 16 else 2e-6 * one.abs().max().item()
+            check_exact(one, other, 1e-5 + rounding)
             assert one.stride() == other.stride()
         compilations.append(counter.frame_count)
     # Dynamo starts anew once when it has met the float options; after that, no length compiles.
