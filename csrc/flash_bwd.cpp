@@ -114,7 +114,9 @@ Launch make_launch(const Pipeline* pipeline, const std::vector<Binding>& binding
 
 void launch_delta(const Backward& bwd) {
   const AttnProblem& problem = bwd.problem;
-  const KernelKey key{.op = Op::FlashBwdDelta, .type = problem.type, .has_lse = bwd.dlse.defined()};
+  const KernelKey key{.op = Op::FlashBwdDelta,
+                      .type = problem.type,
+                      .constants = constant_bit(kHasLseConstant, bwd.dlse.defined())};
   std::vector<Binding> bindings = {bind(bwd.out, kOutBuffer), bind(bwd.dout, kDOutBuffer),
                                    bind(bwd.delta, kDeltaBuffer)};
   if (bwd.dlse.defined()) bindings.push_back(bind(bwd.dlse, kDLseBuffer));

@@ -94,11 +94,11 @@ std::vector<Binding> make_bindings(const AttnProblem& problem, const CachedAtten
     if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
   }
   if (problem.mask.defined()) bindings.push_back(bind(problem.mask, kMaskBuffer));
-  if (plan.key.is_quantized()) {
+  if (plan.key.has(kIsQuantizedConstant)) {
     bindings.push_back(bind(*cached->cache.k_scale, kKeyScaleBuffer));
     bindings.push_back(bind(*cached->cache.v_scale, kValueScaleBuffer));
   }
-  if (plan.key.is_cached) {
+  if (plan.key.has(kIsCachedConstant)) {
     // A kernel's buffers are all bound, also one that its params tell it not to read: to the start of
     // query's, which any type is aligned to.
     const auto bind_or_query = [&](const OptionalTensor& tensor, uint32_t slot) {
@@ -110,7 +110,7 @@ std::vector<Binding> make_bindings(const AttnProblem& problem, const CachedAtten
     bind_or_query(cached->cache.leftpad, kLeftpadBuffer);
     bind_or_query(cached->cache.cache_batch_idx, kBatchIdxBuffer);
   }
-  if (plan.key.is_paged) {
+  if (plan.key.has(kIsPagedConstant)) {
     bindings.push_back(bind(*cached->cache.block_table, kBlockTableBuffer));
   }
   return bindings;
@@ -132,8 +132,9 @@ void launch_combine(const char* op, const AttnProblem& problem, const FlashDecod
       .num_rows = static_cast<int32_t>(rows),
   };
   const Launch launch = {
-      .pipeline = require_pipeline(
-          op, {.op = Op::FlashDecodeCombine, .type = problem.type, .has_lse = lse.defined()}),
+      .pipeline = require_pipeline(op, {.op = Op::FlashDecodeCombine,
+                                        .type = problem.type,
+                                        .constants = constant_bit(kHasLseConstant, lse.defined())}),
       .bindings = bindings,
       .params = &params,
       .params_bytes = sizeof(params),
@@ -180,11 +181,14 @@ FlashDecodePlan plan_flash_decode(const AttnProblem& problem, const CachedAttent
       .head_dim = instance_head_dim(problem.head_dim),
       .head_dim_v = instance_head_dim(problem.head_dim_v),
       .mask_kind = problem.mask_kind,
-      .has_lse = has_lse && !is_split,
+      .constants =
+          constant_bit(kHasLseConstant, has_lse && !is_split) |
+          constant_bit(kIsSplitConstant, is_split) |
+          constant_bit(kIsCachedConstant, cached != nullptr && cached->cache.is_indexed()) |
+          constant_bit(kIsPagedConstant,
+                       cached != nullptr && cached->cache.block_table.has_value()) |
+          constant_bit(kIsQuantizedConstant, cached != nullptr && cached->cache.is_int8()),
       .tiling = tiling,
-      .is_split = is_split,
-      .is_cached = cached != nullptr && cached->cache.is_indexed(),
-      .is_paged = cached != nullptr && cached->cache.block_table.has_value(),
   };
   return plan;
 }

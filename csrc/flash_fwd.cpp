@@ -87,7 +87,7 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
               .head_dim = instance_head_dim(problem.head_dim),
               .head_dim_v = instance_head_dim(problem.head_dim_v),
               .mask_kind = problem.mask_kind,
-              .has_lse = has_lse,
+              .constants = constant_bit(kHasLseConstant, has_lse),
               .tiling = tiling},
       .num_q_blocks = num_q_blocks,
       .q_blocks_per_dispatch = blocks_per_dispatch(num_q_blocks, work(problem)),

@@ -57,11 +57,9 @@ int instance_head_dim(int64_t head_dim) {
 
 uint64_t KernelKey::cache_key() const {
   const auto row = tiling != nullptr ? static_cast<uint64_t>(tiling - tilings().data()) : 0;
-  return row | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(mask_kind) << 12 |
-         static_cast<uint64_t>(has_lse) << 16 | static_cast<uint64_t>(is_split) << 17 |
-         static_cast<uint64_t>(is_cached) << 18 | static_cast<uint64_t>(is_paged) << 19 |
-         static_cast<uint64_t>(head_dim) << 20 | static_cast<uint64_t>(head_dim_v) << 36 |
-         static_cast<uint64_t>(op) << 52 | static_cast<uint64_t>(kv_constants) << 56;
+  return row | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(mask_kind) << 10 |
+         static_cast<uint64_t>(op) << 12 | static_cast<uint64_t>(head_dim / 8) << 16 |
+         static_cast<uint64_t>(head_dim_v / 8) << 24 | static_cast<uint64_t>(constants) << 32;
 }
 
 std::string KernelKey::name() const {
@@ -71,7 +69,7 @@ std::string KernelKey::name() const {
   if (head_dim_v != head_dim) out << "_dv" << head_dim_v;
   if (op == Op::FlashBwdDmask && mask_kind == kFloatMask) out << "_f32mask";
   if (tiling == nullptr) return out.str();
-  if (is_quantized()) out << "_kv8";
+  if (has(kIsQuantizedConstant)) out << "_kv8";
   out << "_bq" << tiling->block_q;
   if (tiling->block_k != 0) out << "_bk" << tiling->block_k;
   out << "_sg" << tiling->num_simdgroups;
@@ -87,8 +85,8 @@ KernelSource KernelKey::source() const {
     function << ", " << msl_type(mask_kind == kFloatMask ? ElementType::Float32 : type) << ", "
              << head_dim << ", " << head_dim_v << ", " << FLASH_BWD_DMASK_BLOCK_K;
   } else if (op == Op::FlashDecode) {
-    function << ", " << (is_quantized() ? "char" : msl_type(type)) << ", " << head_dim << ", "
-             << head_dim_v << ", " << tiling->block_q << ", " << tiling->block_k << ", "
+    function << ", " << (has(kIsQuantizedConstant) ? "char" : msl_type(type)) << ", " << head_dim
+             << ", " << head_dim_v << ", " << tiling->block_q << ", " << tiling->block_k << ", "
              << tiling->num_simdgroups << ", " << (tiling->path == OperandPath::Staged);
   } else if (tiling != nullptr) {
     function << ", " << head_dim << ", " << head_dim_v << ", " << tiling->block_q << ", "
@@ -104,14 +102,9 @@ KernelSource KernelKey::source() const {
       .name = name(),
       .msl = msl.str(),
       .int_constants = {{kMaskKindConstant, mask_kind}},
-      .bool_constants = {{kHasLseConstant, has_lse},
-                         {kIsSplitConstant, is_split},
-                         {kIsCachedConstant, is_cached},
-                         {kIsPagedConstant, is_paged},
-                         {kIsQuantizedConstant, is_quantized()}},
   };
-  for (uint32_t id = kFirstKvConstant; id <= kLastKvConstant; ++id) {
-    source.bool_constants.emplace_back(id, (kv_constants >> (id - kFirstKvConstant) & 1) != 0);
+  for (uint32_t id = kMaskKindConstant + 1; id < 32; ++id) {
+    source.bool_constants.emplace_back(id, has(id));
   }
   return source;
 }

@@ -16,23 +16,21 @@ const char* element_name(ElementType type);  // f32, f16, bf16
 // The name of an op's file in metal/ and of its kernel.
 const char* op_name(Op op);
 
+// The bit of a function constant in KernelKey::constants.
+constexpr uint32_t constant_bit(uint32_t id, bool is_on) {
+  return static_cast<uint32_t>(is_on) << id;
+}
+
 struct KernelKey {
   Op op;
   ElementType type;
   int head_dim = 0;  // rounded up to a multiple of 8
   int head_dim_v = 0;  // the same
   int mask_kind = 0;  // MaskKind
-  bool has_lse = false;  // flash_fwd: writes lse; flash_bwd_delta: reads its gradient
-  // Function constants of the kernels on a KV cache: bit n is that of id kFirstKvConstant + n.
-  uint32_t kv_constants = 0;
+  uint32_t constants = 0;  // bit n: the bool function constant of id n, as by constant_bit()
   const Tiling* tiling = nullptr;  // null for an op without rows in the table
-  // flash_decode
-  bool is_split = false;  // writes partial results
-  bool is_cached = false;  // sequences have lengths, left pads or cache entries of their own
-  bool is_paged = false;
 
-  bool is_quantized() const { return op == Op::FlashDecode && tiling->element_bytes == 1; }
-
+  bool has(uint32_t constant) const { return (constants >> constant & 1) != 0; }
   // Distinct for distinct keys; no string is built to make it.
   uint64_t cache_key() const;
   // e.g. flash_fwd_f16_d128_bq32_bk16_sg4, with _dv<n> when it differs, _direct, _reread;

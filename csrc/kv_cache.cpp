@@ -53,10 +53,6 @@ Rotary rotary_arguments(FLASH_MPS_ROTARY_PARAMETERS) {
   return check_rotary(kRotary, rotary, x, "x");
 }
 
-uint32_t constant_bit(KvConstant id, bool is_set) {
-  return static_cast<uint32_t>(is_set) << (id - kFirstKvConstant);
-}
-
 uint32_t rotary_constants(const Rotary& rotary) {
   return constant_bit(kIsInterleavedConstant, rotary.is_interleaved) |
          constant_bit(kHasFloatTableConstant, rotary.cos.scalar_type() == at::kFloat);
@@ -115,12 +111,12 @@ void launch_append(const KvAppend& append) {
   KernelKey kernel = {
       .op = Op::KvcacheAppend,
       .type = element_type(kAppend, append.key.scalar_type()),
-      .kv_constants = constant_bit(kHasSeqlensConstant, cache.seqlens.has_value()) |
-                      constant_bit(kHasLeftpadConstant, cache.leftpad.has_value()) |
-                      constant_bit(kHasBatchIdxConstant, cache.cache_batch_idx.has_value()) |
-                      constant_bit(kHasBlockTableConstant, cache.block_table.has_value()) |
-                      constant_bit(kIsInt8Constant, cache.is_int8()) |
-                      constant_bit(kHasRotaryConstant, append.rotary.has_value()),
+      .constants = constant_bit(kHasSeqlensConstant, cache.seqlens.has_value()) |
+                   constant_bit(kHasLeftpadConstant, cache.leftpad.has_value()) |
+                   constant_bit(kHasBatchIdxConstant, cache.cache_batch_idx.has_value()) |
+                   constant_bit(kHasBlockTableConstant, cache.block_table.has_value()) |
+                   constant_bit(kIsInt8Constant, cache.is_int8()) |
+                   constant_bit(kHasRotaryConstant, append.rotary.has_value()),
   };
   std::vector<Binding> bindings = {bind(append.key, kNewKeyBuffer),
                                    bind(append.value, kNewValueBuffer), bind(cache.key, kKeyBuffer),
@@ -141,7 +137,7 @@ void launch_append(const KvAppend& append) {
       .entry_slots = cache.entry_slots(),
   };
   if (append.rotary.has_value()) {
-    kernel.kv_constants |= rotary_constants(*append.rotary);
+    kernel.constants |= rotary_constants(*append.rotary);
     params.rotary = make_rotary_params(*append.rotary);
     bindings.push_back(bind(append.rotary->cos, kCosBuffer));
     bindings.push_back(bind(append.rotary->sin, kSinBuffer));
@@ -153,9 +149,9 @@ void launch_rotary(const at::Tensor& x, const at::Tensor& out, const Rotary& rot
   const KernelKey kernel = {
       .op = Op::RotaryEmbedding,
       .type = element_type(kRotary, x.scalar_type()),
-      .kv_constants = constant_bit(kHasSeqlensConstant, rotary.seqlens.has_value()) |
-                      constant_bit(kHasLeftpadConstant, rotary.leftpad.has_value()) |
-                      constant_bit(kHasRotaryConstant, true) | rotary_constants(rotary),
+      .constants = constant_bit(kHasSeqlensConstant, rotary.seqlens.has_value()) |
+                   constant_bit(kHasLeftpadConstant, rotary.leftpad.has_value()) |
+                   constant_bit(kHasRotaryConstant, true) | rotary_constants(rotary),
   };
   std::vector<Binding> bindings = {bind(x, kQueryBuffer), bind(out, kOutBuffer),
                                    bind(rotary.cos, kCosBuffer), bind(rotary.sin, kSinBuffer)};

@@ -61,8 +61,6 @@ enum KvConstant {
   kHasRotaryConstant = 21,
   kIsInterleavedConstant = 22,
   kHasFloatTableConstant = 23,  // cos and sin are float32, whatever the rows are
-  kFirstKvConstant = kHasSeqlensConstant,
-  kLastKvConstant = kHasFloatTableConstant,
 };
 
 #define FLASH_MPS_KV_APPEND_PARAMS_SIZE 224
