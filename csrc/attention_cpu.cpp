@@ -18,23 +18,41 @@ at::Tensor to_float(const at::Tensor& tensor, int64_t batch) {
   return tensor.to(at::kFloat).expand({batch, -1, -1, -1});
 }
 
-// Scores after scale, mask and visibility: float32 [B, Hq, Sq, Sk], -inf where a key is hidden.
-at::Tensor scores(const AttnProblem& problem) {
+// How far key j is ahead of query i: int64 [Sq, Sk].
+at::Tensor distances(const AttnProblem& problem) {
+  return at::arange(problem.seqlen_k) - at::arange(problem.seqlen_q).unsqueeze(1);
+}
+
+// Q Kᵀ · scale: float32 [B, Hq, Sq, Sk].
+at::Tensor products(const AttnProblem& problem) {
   const int64_t heads_kv = problem.num_heads_kv, group = problem.group_size();
   const at::Tensor query = to_float(problem.query, problem.batch).unflatten(1, {heads_kv, group});
   const at::Tensor key = to_float(problem.key, problem.batch).unsqueeze(2);
-  at::Tensor s = at::matmul(query, key.transpose(-1, -2)).flatten(1, 2).mul_(problem.softmax_scale);
+  return at::matmul(query, key.transpose(-1, -2)).flatten(1, 2).mul_(problem.softmax_scale);
+}
+
+// Scores after every modifier and visibility: float32 [B, Hq, Sq, Sk], -inf where a key is hidden.
+at::Tensor scores(const AttnProblem& problem) {
+  at::Tensor s = products(problem);
+  if (problem.softcap != 0.0) s = at::tanh(s / problem.softcap).mul_(problem.softcap);
+  const at::Tensor distance = distances(problem);
+  if (problem.alibi_slopes.defined()) {
+    s = s.sub(problem.alibi_slopes.unsqueeze(-1).unsqueeze(-1) *
+              (distance - problem.causal_offset).abs().to(at::kFloat));
+  }
   if (problem.mask_kind == kBoolMask) {
     s = s.masked_fill(problem.mask.logical_not(), -kInfinity);
   } else if (problem.mask_kind != kNoMask) {
     const at::Tensor bias = problem.mask.to(at::kFloat);
     s = s.add(bias).masked_fill(bias == -kInfinity, -kInfinity);
   }
-  if (problem.is_causal) {
-    const at::Tensor q_idx = at::arange(problem.seqlen_q).unsqueeze(1);
-    s = s.masked_fill(at::arange(problem.seqlen_k) > q_idx + problem.causal_offset, -kInfinity);
-  }
-  return s;
+  const auto [begin, end] = key_band(problem);
+  return s.masked_fill((distance < begin).logical_or_(distance >= end), -kInfinity);
+}
+
+// float32 [Hq, 1, 1]
+at::Tensor sink_column(const AttnProblem& problem) {
+  return problem.sinks.unsqueeze(-1).unsqueeze(-1);
 }
 
 }  // namespace
@@ -45,14 +63,16 @@ std::tuple<at::Tensor, at::Tensor> attention_cpu(const AttnProblem& problem, boo
   const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
   if (rows == 0 || problem.seqlen_k == 0) {
     out.zero_();
-    if (has_lse) lse.fill_(-kInfinity);
+    if (has_lse) fill_empty_lse(problem, lse);
   } else {
     const std::array<int64_t, 2> heads = {problem.num_heads_kv, problem.group_size()};
     const at::Tensor s = scores(problem);
-    const at::Tensor m = s.amax(-1, /*keepdim=*/true);
+    at::Tensor m = s.amax(-1, /*keepdim=*/true);
+    if (problem.sinks.defined()) m = at::maximum(m, sink_column(problem));
     const at::Tensor shift = m.masked_fill(m == -kInfinity, 0.0);
     const at::Tensor p = at::exp(s - shift);
-    const at::Tensor l = p.sum(-1, /*keepdim=*/true);
+    at::Tensor l = p.sum(-1, /*keepdim=*/true);
+    if (problem.sinks.defined()) l = l + at::exp(sink_column(problem) - shift);
     // A key that no row sees must not meet its weight of 0 with a NaN.
     const at::Tensor unseen = (s == -kInfinity).unflatten(1, heads).flatten(2, 3).all(2);
     const at::Tensor value =
@@ -101,15 +121,24 @@ AttnGradients attention_backward_cpu(const char* /*op*/, const AttnProblem& prob
   const auto scatter = [&](const at::Tensor& tensor) {
     return tensor.unflatten(2, {group, seqlen_q}).flatten(1, 2);
   };
+  if (wanted.sinks) {
+    gradients.sinks =
+        sinks_gradient(problem, scatter(row_lse).squeeze(-1), scatter(delta).squeeze(-1));
+  }
+  at::Tensor grad_product = grad_s;
+  if (problem.softcap != 0.0) {
+    const at::Tensor t = at::tanh(gather(products(problem)) / problem.softcap);
+    grad_product = (grad_s * (1.0 - t * t)).masked_fill(hidden, 0.0);
+  }
   if (wanted.query) {
     const at::Tensor key = to_float(problem.key, batch).masked_fill(unseen, 0.0);
     gradients.query =
-        store(problem.query, scatter(at::matmul(grad_s, key)) * problem.softmax_scale);
+        store(problem.query, scatter(at::matmul(grad_product, key)) * problem.softmax_scale);
   }
   if (wanted.key) {
     const at::Tensor query = gather(to_float(problem.query, batch)).masked_fill(no_key, 0.0);
-    gradients.key =
-        store(problem.key, at::matmul(grad_s.transpose(-1, -2), query) * problem.softmax_scale);
+    gradients.key = store(
+        problem.key, at::matmul(grad_product.transpose(-1, -2), query) * problem.softmax_scale);
   }
   if (wanted.mask) {
     gradients.mask = at::empty(problem.mask.sizes(), problem.mask.options());

@@ -33,26 +33,6 @@ void check_tensors(const char* op, const at::Tensor& query, const at::Tensor& ke
                   "shape ", value.sizes());
 }
 
-void check_options(const char* op, const AttnOptions& options) {
-  FLASH_MPS_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0, "dropout_p between 0 and 1",
-                  options.dropout_p);
-  FLASH_MPS_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap),
-                  "softcap of 0 (off) or a positive number", options.softcap);
-  FLASH_MPS_CHECK(options.window_left >= -1, "window_left of -1 (unlimited) or more",
-                  options.window_left);
-  FLASH_MPS_CHECK(options.window_right >= -1, "window_right of -1 (unlimited) or more",
-                  options.window_right);
-  const auto supported = [&](bool is_off, const char* option) {
-    TORCH_CHECK_NOT_IMPLEMENTED(is_off, "flash_mps::", op, ": ", option, " is not supported yet");
-  };
-  supported(options.dropout_p == 0.0, "dropout_p above 0");
-  supported(options.softcap == 0.0, "softcap");
-  supported(options.window_left == -1, "window_left");
-  supported(options.window_right == -1, "window_right");
-  supported(!options.alibi_slopes.has_value(), "alibi_slopes");
-  supported(!options.sinks.has_value(), "sinks");
-}
-
 // [..., S, D] -> [B, H, S, D] after right-aligned broadcasting of the leading dimensions to
 // `leading`, whose last entry is left alone: head counts may differ.
 at::Tensor to_4d(const at::Tensor& tensor, at::IntArrayRef leading) {
@@ -201,6 +181,49 @@ void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
   }
 }
 
+void check_options(const char* op, const AttnOptions& options) {
+  FLASH_MPS_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0, "dropout_p between 0 and 1",
+                  options.dropout_p);
+  FLASH_MPS_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap),
+                  "softcap of 0 (off) or a positive number", options.softcap);
+  FLASH_MPS_CHECK(options.window_left >= -1, "window_left of -1 (unlimited) or more",
+                  options.window_left);
+  FLASH_MPS_CHECK(options.window_right >= -1, "window_right of -1 (unlimited) or more",
+                  options.window_right);
+  const auto supported = [&](bool is_off, const char* option) {
+    TORCH_CHECK_NOT_IMPLEMENTED(is_off, "flash_mps::", op, ": ", option, " is not supported yet");
+  };
+  supported(options.dropout_p == 0.0, "dropout_p above 0");
+}
+
+void take_score_options(const char* op, const AttnOptions& options, AttnProblem& problem) {
+  problem.softcap = options.softcap;
+  const auto take = [&](const char* operand, const OptionalTensor& tensor, bool may_have_batch) {
+    if (!tensor.has_value()) return at::Tensor();
+    const bool is_whole = !problem.has_own_rank || problem.leading_shape.size() > 2;
+    FLASH_MPS_CHECK(is_whole, c10::str(operand, " with query of rank 4 or more"), "query of shape ",
+                    problem.leading_shape, " before seqlen_q and head_dim");
+    const auto type = tensor->scalar_type();
+    FLASH_MPS_CHECK(type == at::kFloat || type == problem.query.scalar_type(),
+                    c10::str(operand, " of dtype Float or query's, ", problem.query.scalar_type()),
+                    type);
+    FLASH_MPS_CHECK(tensor->device() == problem.query.device(),
+                    c10::str(operand, " on the device of query, ", problem.query.device()),
+                    tensor->device());
+    const int64_t heads[] = {problem.num_heads_q};
+    const int64_t all[] = {problem.batch, problem.num_heads_q};
+    const bool fits = tensor->sizes() == at::IntArrayRef(heads) ||
+                      (may_have_batch && tensor->sizes() == at::IntArrayRef(all));
+    FLASH_MPS_CHECK(fits,
+                    c10::str(operand, " of shape [", problem.num_heads_q, "]",
+                             may_have_batch ? c10::str(" or ", at::IntArrayRef(all)) : ""),
+                    tensor->sizes());
+    return tensor->to(at::kFloat).contiguous();
+  };
+  problem.alibi_slopes = take("alibi_slopes", options.alibi_slopes, !problem.has_own_rank);
+  problem.sinks = take("sinks", options.sinks, false);
+}
+
 at::Tensor dense_rows(const at::Tensor& tensor) {
   return tensor.size(-1) > 1 && tensor.stride(-1) != 1 ? tensor.contiguous() : tensor;
 }
@@ -245,7 +268,10 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   problem.mask_kind = kNoMask;
   if (options.attn_mask.has_value()) take_mask(op, *options.attn_mask, problem);
   problem.is_causal = options.is_causal;
+  problem.window_left = options.window_left;
+  problem.window_right = options.window_right;
   if (options.is_bottom_right) problem.causal_offset = problem.seqlen_k - problem.seqlen_q;
+  take_score_options(op, options, problem);
   // Without a head dimension every score is an empty sum, whatever the scale.
   const double head_dim = static_cast<double>(std::max<int64_t>(problem.head_dim, 1));
   problem.softmax_scale = options.scale.value_or(1.0 / std::sqrt(head_dim));
@@ -301,6 +327,14 @@ at::Tensor empty_lse(const AttnProblem& problem) {
   return at::empty(sizes, problem.query.options().dtype(at::kFloat));
 }
 
+void fill_empty_lse(const AttnProblem& problem, const at::Tensor& lse) {
+  if (problem.sinks.defined()) {
+    lse.copy_(problem.sinks.unsqueeze(1));
+  } else {
+    lse.fill_(-std::numeric_limits<float>::infinity());
+  }
+}
+
 at::Tensor empty_gradient(const AttnProblem& problem, const at::Tensor& operand) {
   if (!problem.has_own_rank) return empty_rows_like(operand);
   return empty_dense(operand.sizes(), /*is_bshd=*/false, operand.options());
@@ -333,7 +367,7 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
   const auto mask_stride = [&](int64_t dim) {
     return problem.mask.defined() ? stride(problem.mask, dim) : 0;
   };
-  const auto seqlen_k = static_cast<int32_t>(problem.seqlen_k);
+  const auto [band_begin, band_end] = key_band(problem);
   return {
       .q_stride_b = stride(q, 0),
       .q_stride_h = stride(q, 1),
@@ -351,31 +385,49 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .mask_stride_h = mask_stride(1),
       .mask_stride_q = mask_stride(2),
       .mask_stride_k = mask_stride(3),
+      .alibi_stride_b = problem.alibi_slopes.defined() && problem.alibi_slopes.dim() == 2
+                            ? problem.num_heads_q
+                            : 0,
       .num_heads_q = static_cast<int32_t>(problem.num_heads_q),
       .group_size = static_cast<int32_t>(problem.group_size()),
       .seqlen_q = static_cast<int32_t>(problem.seqlen_q),
-      .seqlen_k = seqlen_k,
+      .seqlen_k = static_cast<int32_t>(problem.seqlen_k),
       .head_dim = static_cast<int32_t>(problem.head_dim),
       .head_dim_v = static_cast<int32_t>(problem.head_dim_v),
       .first_q_block = 0,
-      .band_begin = -static_cast<int32_t>(problem.seqlen_q),
-      .band_end = problem.is_causal
-                      ? static_cast<int32_t>(std::min(problem.causal_offset + 1, problem.seqlen_k))
-                      : seqlen_k,
+      .band_begin = static_cast<int32_t>(band_begin),
+      .band_end = static_cast<int32_t>(band_end),
+      .causal_offset = static_cast<int32_t>(problem.causal_offset),
       .k_is_wide = has_wide_rows(k),
       .v_is_wide = has_wide_rows(v),
       .softmax_scale = static_cast<float>(problem.softmax_scale),
+      .softcap = static_cast<float>(problem.softcap),
+  };
+}
+
+KeyBand key_band(const AttnProblem& problem) {
+  const int64_t left = problem.window_left;
+  const int64_t right = problem.is_causal ? 0 : problem.window_right;
+  // No query is beyond seqlen_q, no key beyond seqlen_k.
+  return {
+      .begin =
+          left < 0 ? -problem.seqlen_q : std::max(problem.causal_offset - left, -problem.seqlen_q),
+      .end = right < 0 || right >= problem.seqlen_k - problem.causal_offset
+                 ? problem.seqlen_k
+                 : problem.causal_offset + right + 1,
   };
 }
 
 int64_t visible_pairs(const AttnProblem& problem, int64_t first, int64_t last) {
-  if (!problem.is_causal) return (last - first) * problem.seqlen_k;
-  // Query i sees clamp(i + end, 0, seqlen_k) keys: a ramp between two flat parts.
-  const int64_t end = problem.causal_offset + 1;
-  const int64_t ramp_first = std::clamp(-end, first, last);
-  const int64_t ramp_last = std::clamp(problem.seqlen_k - end, ramp_first, last);
-  const int64_t ramp = (ramp_last - ramp_first) * (ramp_first + ramp_last - 1 + 2 * end) / 2;
-  return ramp + (last - ramp_last) * problem.seqlen_k;
+  // Keys before i + end, over all queries: a ramp between two flat parts.
+  const auto keys_before = [&](int64_t end) {
+    const int64_t ramp_first = std::clamp(-end, first, last);
+    const int64_t ramp_last = std::clamp(problem.seqlen_k - end, ramp_first, last);
+    const int64_t ramp = (ramp_last - ramp_first) * (ramp_first + ramp_last - 1 + 2 * end) / 2;
+    return ramp + (last - ramp_last) * problem.seqlen_k;
+  };
+  const auto [begin, end] = key_band(problem);
+  return keys_before(end) - keys_before(begin);
 }
 
 }  // namespace flash_mps

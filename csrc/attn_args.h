@@ -50,9 +50,12 @@ struct AttnProblem {
   ElementType type;
   MaskKind mask_kind;
   bool is_causal;
-  int64_t causal_offset = 0;  // query i sees keys j <= i + causal_offset
+  int64_t causal_offset = 0;  // query i stands at key i + causal_offset
+  int64_t window_left = -1, window_right = -1;  // keys that it sees before and after; -1: unlimited
   double softmax_scale;
   bool wants_gradient = false;  // of any input, so that a backward call will follow
+  double softcap = 0.0;  // 0: off
+  at::Tensor alibi_slopes, sinks;  // float32 [Hq] or [B, Hq], and [Hq], dense; undefined without
 
   int64_t group_size() const { return num_heads_q / std::max<int64_t>(num_heads_kv, 1); }
 };
@@ -69,6 +72,12 @@ void check_results(const char* op, const AttnProblem& problem, const at::Tensor&
 
 // The element type of a dtype that query may have; throws for another.
 ElementType element_type(const char* op, at::ScalarType type);
+
+// Throws for numbers that no option may have, and for options that are not supported yet.
+void check_options(const char* op, const AttnOptions& options);
+
+// Fills softcap, alibi_slopes and sinks of a problem whose sizes are known. Throws like check_inputs().
+void take_score_options(const char* op, const AttnOptions& options, AttnProblem& problem);
 
 // Fills mask and mask_kind of a problem whose sizes are known. Throws like check_inputs().
 void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem);
@@ -92,6 +101,9 @@ at::Tensor empty_out(const AttnProblem& problem);
 // Uninitialised float32 [B, Hq, Sq].
 at::Tensor empty_lse(const AttnProblem& problem);
 
+// The lse of rows that see no key: -inf, or the sink of their head.
+void fill_empty_lse(const AttnProblem& problem, const at::Tensor& lse);
+
 // Uninitialised, of the shape and dtype of `operand`, which is a tensor of the problem, and laid out
 // in memory like it: [B, S, H, D] order when it has it, [B, H, S, D] otherwise.
 at::Tensor empty_gradient(const AttnProblem& problem, const at::Tensor& operand);
@@ -108,6 +120,13 @@ at::Tensor restore_operand(const AttnProblem& problem, const at::Tensor& gradien
                            const at::Tensor& input);
 
 AttnParams make_params(const AttnProblem& problem, const at::Tensor& out);
+
+// Query i sees keys i + begin <= j < i + end.
+struct KeyBand {
+  int64_t begin, end;
+};
+
+KeyBand key_band(const AttnProblem& problem);
 
 // Visible (query, key) pairs of one head for queries first ... last - 1, before any mask.
 int64_t visible_pairs(const AttnProblem& problem, int64_t first, int64_t last);

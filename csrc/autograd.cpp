@@ -32,7 +32,7 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-FourTensors call_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
+FiveTensors call_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
   static const auto op =
       find_op<decltype(attention_backward_autograd)>("flash_mps::attention_backward");
   return op.call(FLASH_MPS_BACKWARD_ARGUMENTS);
@@ -60,17 +60,17 @@ struct AttentionBackward : torch::autograd::Node {
       return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
     };
     const at::Tensor result = out.unpack(self);
-    std::array<bool, 4> wanted;
+    std::array<bool, 5> wanted;
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
-    const FourTensors gradients = call_backward(
+    const FiveTensors gradients = call_backward(
         grads[0].defined() ? grads[0] : zeros(result),
         grad_lse.defined() ? OptionalTensor(grad_lse) : std::nullopt, query.unpack(self),
         key.unpack(self), value.unpack(self), result, lse.unpack(self), optional(attn_mask),
         options.dropout_p, options.is_causal, options.scale, options.enable_gqa,
         options.window_left, options.window_right, options.softcap, optional(alibi_slopes),
         optional(sinks), options.is_bottom_right, wanted);
-    const auto& [grad_query, grad_key, grad_value, grad_mask] = gradients;
-    variable_list results = {grad_query, grad_key, grad_value, grad_mask};
+    const auto& [grad_query, grad_key, grad_value, grad_mask, grad_sinks] = gradients;
+    variable_list results = {grad_query, grad_key, grad_value, grad_mask, grad_sinks};
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (!wanted[i]) results[i] = at::Tensor();
     }
@@ -131,8 +131,7 @@ bool wants_gradients(const char* op, const at::Tensor& query, const at::Tensor& 
   refuse_forward_mode(op, query, key, value, attn_mask, alibi_slopes, sinks);
   if (!at::GradMode::is_enabled()) return false;
   refuse_gradient(op, "alibi_slopes", alibi_slopes);
-  refuse_gradient(op, "sinks", sinks);
-  return torch::autograd::compute_requires_grad(query, key, value, attn_mask);
+  return torch::autograd::compute_requires_grad(query, key, value, attn_mask, sinks);
 }
 
 // Out and lse without a history.
@@ -146,7 +145,7 @@ TensorPair forward(FLASH_MPS_PARAMETERS) {
 // Out and lse, out with a history and, if it goes to the caller, lse too.
 TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
   auto node = c10::make_intrusive<AttentionBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(query, key, value, attn_mask));
+  node->set_next_edges(torch::autograd::collect_next_edges(query, key, value, attn_mask, sinks));
   node->query = SavedVariable(query, /*is_output=*/false);
   node->key = SavedVariable(key, /*is_output=*/false);
   node->value = SavedVariable(value, /*is_output=*/false);
@@ -209,24 +208,24 @@ TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
 }
 
 // Gradients of gradients: asking for them (create_graph=True) is fine, using them is an error.
-FourTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS) {
+FiveTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS) {
   refuse_forward_mode("attention_backward", grad_out, grad_lse, query, key, value, out, lse,
-                      attn_mask);
-  FourTensors gradients;
+                      attn_mask, sinks);
+  FiveTensors gradients;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
     gradients = call_backward(FLASH_MPS_BACKWARD_ARGUMENTS);
   }
   if (!torch::autograd::compute_requires_grad(grad_out, grad_lse, query, key, value, out, lse,
-                                              attn_mask)) {
+                                              attn_mask, sinks)) {
     return gradients;
   }
   const auto node = c10::make_intrusive<torch::autograd::Error>(
       std::string("flash_mps::attention_backward: double backward is not supported") + kWayRound,
       torch::autograd::collect_next_edges(grad_out, grad_lse, query, key, value, out, lse,
-                                          attn_mask));
-  const auto& [grad_query, grad_key, grad_value, grad_mask] = gradients;
-  const std::array<at::Tensor, 4> all = {grad_query, grad_key, grad_value, grad_mask};
+                                          attn_mask, sinks));
+  const auto& [grad_query, grad_key, grad_value, grad_mask, grad_sinks] = gradients;
+  const std::array<at::Tensor, 5> all = {grad_query, grad_key, grad_value, grad_mask, grad_sinks};
   for (size_t i = 0; i < all.size(); ++i) {
     if (output_mask[i]) torch::autograd::set_history(all[i], node);
   }

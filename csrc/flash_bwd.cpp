@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include <algorithm>
 #include <vector>
@@ -76,6 +77,7 @@ KernelKey make_key(const Backward& bwd, Op op) {
       .head_dim = instance_head_dim(head_dim),
       .head_dim_v = instance_head_dim(head_dim_v),
       .mask_kind = problem.mask_kind,
+      .constants = score_constants(problem),
       .tiling = choose(op, bwd.family, element_bytes(problem.type), head_dim, head_dim_v),
   };
 }
@@ -87,7 +89,7 @@ std::vector<Binding> operands(const Backward& bwd) {
       bind(problem.value, kValueBuffer), bind(bwd.dout, kDOutBuffer),
       bind(bwd.lse, kLseBuffer),         bind(bwd.delta, kDeltaBuffer),
   };
-  if (problem.mask.defined()) bindings.push_back(bind(problem.mask, kMaskBuffer));
+  bind_score_buffers(bindings, problem);
   return bindings;
 }
 
@@ -229,6 +231,14 @@ AttnGradients flash_bwd_in_float32(const char* op, const AttnProblem& problem,
 
 }  // namespace
 
+at::Tensor sinks_gradient(const AttnProblem& problem, const at::Tensor& lse,
+                          const at::Tensor& delta) {
+  const at::Tensor sinks = problem.sinks.unsqueeze(1);
+  // A sink of -inf has no weight, also where no key leaves lse at -inf.
+  const at::Tensor weight = at::exp(sinks - lse).masked_fill(sinks.isneginf(), 0.0);
+  return -(weight * delta).sum({0, 2});
+}
+
 AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Tensor& out,
                         const at::Tensor& lse, const at::Tensor& grad_out,
                         const at::Tensor& grad_lse, WantedGradients wanted) {
@@ -265,8 +275,14 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Te
     bwd.dvalue = gradient_of(problem.value);
   }
   if (wanted.mask) bwd.dmask = at::empty(problem.mask.sizes(), problem.mask.options());
+  at::Tensor dsinks;
   const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
   if (rows == 0 || problem.seqlen_k == 0) {
+    // lse is the sink itself.
+    if (wanted.sinks) {
+      dsinks = at::zeros_like(problem.sinks);
+      if (grad_lse.defined()) dsinks += to_heads(problem, grad_lse).sum({0, 2});
+    }
     for (at::Tensor* gradient : {&bwd.dquery, &bwd.dkey, &bwd.dvalue, &bwd.dmask}) {
       if (gradient->defined()) gradient->zero_();
     }
@@ -280,6 +296,7 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Te
     launch_delta(bwd);
     if (wanted.query) launch_dq(bwd);
     if (bwd.dkey.defined()) launch_dkv(bwd);
+    if (wanted.sinks) dsinks = sinks_gradient(problem, bwd.lse, bwd.delta);
     if (wanted.mask && bwd.dmask.size(3) == 1) {
       sum_dlse(bwd);
     } else if (wanted.mask) {
@@ -291,6 +308,7 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Te
       .key = wanted.key ? bwd.dkey : at::Tensor(),
       .value = wanted.value ? bwd.dvalue : at::Tensor(),
       .mask = bwd.dmask,
+      .sinks = dsinks,
   };
 }
 

@@ -65,7 +65,9 @@ AttnDecodeParams make_decode_params(const AttnProblem& problem, const CachedAtte
       .num_splits = static_cast<int32_t>(plan.num_splits),
       .num_entries = static_cast<int32_t>(problem.batch),
       .page_size = static_cast<int32_t>(problem.key.size(2)),
-      .is_bottom_right = problem.is_causal,
+      .is_causal = problem.is_causal,
+      .window_left = static_cast<int32_t>(std::min(problem.window_left, problem.seqlen_k)),
+      .window_right = static_cast<int32_t>(std::min(problem.window_right, problem.seqlen_k)),
   };
   const int64_t rows_per_block = plan.row_tiles * plan.key.tiling->block_q;
   const bool has_own_heads = params.fwd.mask_stride_h != 0 && problem.group_size() > 1;
@@ -92,8 +94,9 @@ std::vector<Binding> make_bindings(const AttnProblem& problem, const CachedAtten
   } else {
     bindings.push_back(bind(out, kOutBuffer));
     if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
+    if (problem.sinks.defined()) bindings.push_back(bind(problem.sinks, kSinksBuffer));
   }
-  if (problem.mask.defined()) bindings.push_back(bind(problem.mask, kMaskBuffer));
+  bind_score_buffers(bindings, problem);
   if (plan.key.has(kIsQuantizedConstant)) {
     bindings.push_back(bind(*cached->cache.k_scale, kKeyScaleBuffer));
     bindings.push_back(bind(*cached->cache.v_scale, kValueScaleBuffer));
@@ -120,6 +123,7 @@ void launch_combine(const char* op, const AttnProblem& problem, const FlashDecod
                     const at::Tensor& out, const at::Tensor& lse, const at::Tensor& partial) {
   std::vector<Binding> bindings = {bind(out, kOutBuffer), bind(partial, kPartialBuffer)};
   if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
+  if (problem.sinks.defined()) bindings.push_back(bind(problem.sinks, kSinksBuffer));
   const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
   const AttnCombineParams params = {
       .out_stride_b = out.stride(0),
@@ -132,9 +136,11 @@ void launch_combine(const char* op, const AttnProblem& problem, const FlashDecod
       .num_rows = static_cast<int32_t>(rows),
   };
   const Launch launch = {
-      .pipeline = require_pipeline(op, {.op = Op::FlashDecodeCombine,
-                                        .type = problem.type,
-                                        .constants = constant_bit(kHasLseConstant, lse.defined())}),
+      .pipeline = require_pipeline(
+          op, {.op = Op::FlashDecodeCombine,
+               .type = problem.type,
+               .constants = constant_bit(kHasLseConstant, lse.defined()) |
+                            constant_bit(kHasSinksConstant, problem.sinks.defined())}),
       .bindings = bindings,
       .params = &params,
       .params_bytes = sizeof(params),
@@ -182,7 +188,8 @@ FlashDecodePlan plan_flash_decode(const AttnProblem& problem, const CachedAttent
       .head_dim_v = instance_head_dim(problem.head_dim_v),
       .mask_kind = problem.mask_kind,
       .constants =
-          constant_bit(kHasLseConstant, has_lse && !is_split) |
+          score_constants(problem) | constant_bit(kHasLseConstant, has_lse && !is_split) |
+          constant_bit(kHasSinksConstant, problem.sinks.defined() && !is_split) |
           constant_bit(kIsSplitConstant, is_split) |
           constant_bit(kIsCachedConstant, cached != nullptr && cached->cache.is_indexed()) |
           constant_bit(kIsPagedConstant,
@@ -232,7 +239,7 @@ std::tuple<at::Tensor, at::Tensor> flash_decode_cached(const char* op,
   at::Tensor lse = empty_lse(problem);
   if (lse.numel() > 0 && problem.key.numel() == 0) {
     out.zero_();
-    lse.fill_(-std::numeric_limits<float>::infinity());
+    fill_empty_lse(problem, lse);
   } else if (lse.numel() > 0) {
     const AttnProblem filled = without_empty_head_dims(problem);
     flash_decode(op, filled, &cached, problem.head_dim_v == 0 ? empty_out(filled) : out, lse);

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <vector>
 
@@ -32,14 +31,15 @@ void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
   const FlashFwdPlan plan = plan_flash_fwd(problem, family, lse.defined());
   const Pipeline* pipeline = require_pipeline(op, plan.key);
 
-  std::array<Binding, 6> bindings;
-  size_t num_bindings = 0;
-  bindings[num_bindings++] = bind(problem.query, kQueryBuffer);
-  bindings[num_bindings++] = bind(problem.key, kKeyBuffer);
-  bindings[num_bindings++] = bind(problem.value, kValueBuffer);
-  bindings[num_bindings++] = bind(out, kOutBuffer);
-  if (lse.defined()) bindings[num_bindings++] = bind(lse, kLseBuffer);
-  if (problem.mask.defined()) bindings[num_bindings++] = bind(problem.mask, kMaskBuffer);
+  std::vector<Binding> bindings;
+  bindings.reserve(8);
+  bindings.push_back(bind(problem.query, kQueryBuffer));
+  bindings.push_back(bind(problem.key, kKeyBuffer));
+  bindings.push_back(bind(problem.value, kValueBuffer));
+  bindings.push_back(bind(out, kOutBuffer));
+  if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
+  bind_score_buffers(bindings, problem);
+  if (problem.sinks.defined()) bindings.push_back(bind(problem.sinks, kSinksBuffer));
 
   std::vector<AttnParams> params(plan.num_dispatches(), make_params(problem, out));
   std::vector<Launch> launches;
@@ -50,7 +50,7 @@ void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
     const int64_t count = std::min(plan.q_blocks_per_dispatch, plan.num_q_blocks - first);
     launches.push_back({
         .pipeline = pipeline,
-        .bindings = {bindings.data(), num_bindings},
+        .bindings = bindings,
         .params = &own,
         .params_bytes = sizeof(AttnParams),
         .params_slot = kParamsBuffer,
@@ -87,7 +87,9 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
               .head_dim = instance_head_dim(problem.head_dim),
               .head_dim_v = instance_head_dim(problem.head_dim_v),
               .mask_kind = problem.mask_kind,
-              .constants = constant_bit(kHasLseConstant, has_lse),
+              .constants = constant_bit(kHasLseConstant, has_lse) |
+                           constant_bit(kHasSinksConstant, problem.sinks.defined()) |
+                           score_constants(problem),
               .tiling = tiling},
       .num_q_blocks = num_q_blocks,
       .q_blocks_per_dispatch = blocks_per_dispatch(num_q_blocks, work(problem)),
@@ -101,7 +103,7 @@ std::tuple<at::Tensor, at::Tensor> flash_fwd(const char* op, const AttnProblem& 
   const bool has_work = out.numel() > 0 || (has_lse && lse.numel() > 0);
   if (has_work && problem.seqlen_k == 0) {
     out.zero_();
-    if (has_lse) lse.fill_(-std::numeric_limits<float>::infinity());
+    if (has_lse) fill_empty_lse(problem, lse);
   } else if (has_work && (problem.head_dim == 0 || problem.head_dim_v == 0)) {
     const AttnProblem padded = without_empty_head_dims(problem);
     launch(op, padded, problem.head_dim_v == 0 ? empty_out(padded) : out, lse);

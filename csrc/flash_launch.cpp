@@ -46,6 +46,18 @@ Binding bind(const at::Tensor& tensor, uint32_t slot) {
   };
 }
 
+uint32_t score_constants(const AttnProblem& problem) {
+  return constant_bit(kHasSoftcapConstant, problem.softcap != 0.0) |
+         constant_bit(kHasAlibiConstant, problem.alibi_slopes.defined());
+}
+
+void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem) {
+  if (problem.mask.defined()) bindings.push_back(bind(problem.mask, kMaskBuffer));
+  if (problem.alibi_slopes.defined()) {
+    bindings.push_back(bind(problem.alibi_slopes, kAlibiBuffer));
+  }
+}
+
 int64_t blocks_per_dispatch(int64_t num_blocks, double work) {
   const double dispatches = std::max(1.0, work / max_work_per_dispatch());
   return std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(num_blocks) / dispatches));

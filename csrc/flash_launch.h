@@ -3,8 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
+#include "attn_args.h"
 #include "device.h"
-#include "kernel_key.h"
 
 namespace flash_mps {
 
@@ -19,6 +22,10 @@ void encode(const char* op, std::span<const Launch> launches);
 
 // A tensor's storage and byte offset at a buffer slot.
 Binding bind(const at::Tensor& tensor, uint32_t slot);
+
+// The function constants and buffers of what a problem does to its scores.
+uint32_t score_constants(const AttnProblem& problem);
+void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem);
 
 // How many of `num_blocks` one dispatch may hold, for `work` floating-point operations in all.
 int64_t blocks_per_dispatch(int64_t num_blocks, double work);

@@ -175,6 +175,27 @@ void launch_rotary(const at::Tensor& x, const at::Tensor& out, const Rotary& rot
 
 }  // namespace
 
+CachedAttention cached_attention_arguments(FLASH_MPS_WITH_KVCACHE_PARAMETERS) {
+  const KvCache cache = {.key = key,
+                         .value = value,
+                         .k_scale = k_scale,
+                         .v_scale = v_scale,
+                         .seqlens = seqlens_k,
+                         .leftpad = leftpad_k,
+                         .cache_batch_idx = cache_batch_idx,
+                         .block_table = block_table};
+  return check_cached_attention("attention_with_kvcache", query, cache,
+                                {.attn_mask = attn_mask,
+                                 .is_causal = is_causal,
+                                 .scale = scale,
+                                 .window_left = window_left,
+                                 .window_right = window_right,
+                                 .softcap = softcap,
+                                 .alibi_slopes = alibi_slopes,
+                                 .sinks = sinks},
+                                seqlen_new, num_splits);
+}
+
 void kvcache_append_mps(FLASH_MPS_KV_APPEND_PARAMETERS) {
   const KvAppend append = append_arguments(FLASH_MPS_KV_APPEND_ARGUMENTS);
   if (append.key.numel() > 0 && append.cache.capacity() > 0) launch_append(append);

@@ -13,7 +13,13 @@ namespace flash_mps {
       const OptionalTensor &attn_mask, bool is_causal, std::optional<double> scale,         \
       const OptionalTensor &k_scale, const OptionalTensor &v_scale,                         \
       const OptionalTensor &seqlens_k, int64_t seqlen_new, const OptionalTensor &leftpad_k, \
-      const OptionalTensor &cache_batch_idx, const OptionalTensor &block_table, int64_t num_splits
+      const OptionalTensor &cache_batch_idx, const OptionalTensor &block_table,             \
+      int64_t num_splits, int64_t window_left, int64_t window_right, double softcap,        \
+      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks
+#define FLASH_MPS_WITH_KVCACHE_ARGUMENTS                                                       \
+  query, key, value, attn_mask, is_causal, scale, k_scale, v_scale, seqlens_k, seqlen_new,     \
+      leftpad_k, cache_batch_idx, block_table, num_splits, window_left, window_right, softcap, \
+      alibi_slopes, sinks
 #define FLASH_MPS_KV_APPEND_PARAMETERS                                                       \
   const at::Tensor &key_cache, const at::Tensor &value_cache, const at::Tensor &key,         \
       const at::Tensor &value, const OptionalTensor &k_scale, const OptionalTensor &v_scale, \
@@ -29,6 +35,9 @@ namespace flash_mps {
       bool interleaved, bool is_advancing
 #define FLASH_MPS_ROTARY_ARGUMENTS \
   x, cos, sin, seqlens, position, leftpad, interleaved, is_advancing
+
+// check_cached_attention() of the arguments of attention_with_kvcache.
+CachedAttention cached_attention_arguments(FLASH_MPS_WITH_KVCACHE_PARAMETERS);
 
 // Writes key and value [B, Hkv, S_new, D(v)] to the slots seqlens[b] + position + i of a KvCache, the
 // keys rotated, both as 8-bit integers where the cache is. A slot at or beyond the capacity, of an entry

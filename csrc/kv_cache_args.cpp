@@ -171,9 +171,9 @@ KvAppend check_kv_append(const char* op, KvAppend append) {
 }
 
 CachedAttention check_cached_attention(const char* op, const at::Tensor& query, KvCache cache,
-                                       const OptionalTensor& attn_mask, bool is_causal,
-                                       std::optional<double> scale, int64_t seqlen_new,
+                                       const AttnOptions& options, int64_t seqlen_new,
                                        int64_t num_splits) {
+  check_options(op, options);
   cache = check_kv_cache(op, std::move(cache), query, "query", "_k");
   FLASH_MPS_CHECK(query.size(3) > 0, "a head_dim of 1 or more", query.size(3));
   FLASH_MPS_CHECK(cache.num_heads_kv() > 0 && query.size(1) % cache.num_heads_kv() == 0,
@@ -200,11 +200,14 @@ CachedAttention check_cached_attention(const char* op, const at::Tensor& query, 
   attention.head_dim_v = cache.value.size(3);
   attention.type = element_type(op, query.scalar_type());
   attention.mask_kind = kNoMask;
-  if (attn_mask.has_value()) take_mask(op, *attn_mask, attention);
-  attention.is_causal = is_causal;
+  if (options.attn_mask.has_value()) take_mask(op, *options.attn_mask, attention);
+  attention.is_causal = options.is_causal;
+  attention.window_left = options.window_left;
+  attention.window_right = options.window_right;
   attention.causal_offset = attention.seqlen_k - attention.seqlen_q;
   attention.softmax_scale =
-      scale.value_or(1.0 / std::sqrt(static_cast<double>(attention.head_dim)));
+      options.scale.value_or(1.0 / std::sqrt(static_cast<double>(attention.head_dim)));
+  take_score_options(op, options, attention);
   return {.attention = std::move(attention),
           .cache = std::move(cache),
           .seqlen_new = seqlen_new,

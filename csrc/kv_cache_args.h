@@ -74,8 +74,7 @@ KvCache check_kv_cache(const char* op, KvCache cache, const at::Tensor& tokens, 
 Rotary check_rotary(const char* op, Rotary rotary, const at::Tensor& rows, const char* name);
 KvAppend check_kv_append(const char* op, KvAppend append);
 CachedAttention check_cached_attention(const char* op, const at::Tensor& query, KvCache cache,
-                                       const OptionalTensor& attn_mask, bool is_causal,
-                                       std::optional<double> scale, int64_t seqlen_new,
+                                       const AttnOptions& options, int64_t seqlen_new,
                                        int64_t num_splits);
 
 }  // namespace flash_mps

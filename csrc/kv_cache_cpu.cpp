@@ -52,21 +52,37 @@ at::Tensor dequantised(const KvCache& cache, const at::Tensor& tensor, const Opt
   return gathered.to(at::kFloat).mul_(gather(cache, *scale, batch).unsqueeze(-1));
 }
 
-// Which keys the lengths, the pages and the causal rule let each query see: bool [B, 1, Sq or 1, Sk].
-at::Tensor visible_keys(const KvCache& cache, int64_t batch, int64_t seqlen_new, int64_t seqlen_q,
-                        bool is_causal) {
-  const int64_t capacity = cache.capacity();
-  const at::Tensor j = at::arange(capacity, at::kLong);
-  const at::Tensor seqlen_k =
-      (per_sequence(cache.seqlens, batch, capacity) + seqlen_new).clamp_max_(capacity);
-  at::Tensor visible = (j < seqlen_k).logical_and_(j >= per_sequence(cache.leftpad, batch, 0));
-  visible.logical_and_(
+// How many keys each sequence has: int64 [B, 1].
+at::Tensor seqlens_k(const CachedAttention& cached) {
+  const int64_t batch = cached.attention.batch, capacity = cached.cache.capacity();
+  return (per_sequence(cached.cache.seqlens, batch, capacity) + cached.seqlen_new)
+      .clamp_max_(capacity);
+}
+
+// How far key j is ahead of query i, the last of which stands at the last key: int64 [B, 1, Sq, Sk].
+at::Tensor distances(const CachedAttention& cached) {
+  const int64_t seqlen_q = cached.attention.seqlen_q;
+  const at::Tensor position =
+      (seqlens_k(cached) - seqlen_q + at::arange(seqlen_q, at::kLong)).unsqueeze(1).unsqueeze(-1);
+  return at::arange(cached.cache.capacity(), at::kLong) - position;
+}
+
+// Which keys the lengths, the pages, the causal rule and the window let each query see: bool
+// [B, 1, Sq, Sk].
+at::Tensor visible_keys(const CachedAttention& cached, const at::Tensor& distance) {
+  const KvCache& cache = cached.cache;
+  const AttnProblem& attention = cached.attention;
+  const int64_t batch = attention.batch;
+  const at::Tensor j = at::arange(cache.capacity(), at::kLong);
+  at::Tensor keys =
+      (j < seqlens_k(cached)).logical_and_(j >= per_sequence(cache.leftpad, batch, 0));
+  keys.logical_and_(
       is_entry(cache, entries(cache, batch)).repeat_interleave(cache.entry_slots(), 1));
-  visible = visible.unsqueeze(1).unsqueeze(1);
-  if (!is_causal) return visible;
-  const at::Tensor i = at::arange(seqlen_q, at::kLong).unsqueeze(1);
-  const at::Tensor last = i + (seqlen_k - seqlen_q).unsqueeze(1);
-  return visible.logical_and((j <= last).unsqueeze(1));
+  at::Tensor visible = keys.unsqueeze(1).unsqueeze(1).logical_and(distance == distance);
+  const int64_t right = attention.is_causal ? 0 : attention.window_right;
+  if (right >= 0) visible.logical_and_(distance <= right);
+  if (attention.window_left >= 0) visible.logical_and_(distance >= -attention.window_left);
+  return visible;
 }
 
 // Rows of a table [seqlen_ro, rotary_dim / 2] -> float32 [B, 1, S, rotary_dim / 2]. Before the first
@@ -159,30 +175,28 @@ at::Tensor rotate_on_cpu(const at::Tensor& x, const Rotary& rotary) {
 }
 
 std::tuple<at::Tensor, at::Tensor> attention_with_kvcache_cpu(FLASH_MPS_WITH_KVCACHE_PARAMETERS) {
-  const KvCache operands = {.key = key,
-                            .value = value,
-                            .k_scale = k_scale,
-                            .v_scale = v_scale,
-                            .seqlens = seqlens_k,
-                            .leftpad = leftpad_k,
-                            .cache_batch_idx = cache_batch_idx,
-                            .block_table = block_table};
-  const CachedAttention cached =
-      check_cached_attention("attention_with_kvcache", query, operands, attn_mask, is_causal, scale,
-                             seqlen_new, num_splits);
+  const CachedAttention cached = cached_attention_arguments(FLASH_MPS_WITH_KVCACHE_ARGUMENTS);
   const KvCache& cache = cached.cache;
   AttnProblem problem = cached.attention;
   problem.key = dequantised(cache, cache.key, cache.k_scale, problem.batch);
   problem.value = dequantised(cache, cache.value, cache.v_scale, problem.batch);
-  problem.is_causal = false;  // the mask says it, sequence by sequence
-  const at::Tensor visible =
-      visible_keys(cache, problem.batch, seqlen_new, problem.seqlen_q, is_causal);
-  if (problem.mask_kind == kNoMask || problem.mask_kind == kBoolMask) {
-    problem.mask = problem.mask.defined() ? problem.mask.logical_and(visible) : visible;
-    problem.mask_kind = kBoolMask;
-  } else {
-    problem.mask = problem.mask.masked_fill(visible.logical_not(), -kInfinity);
+  // Positions differ from sequence to sequence: the mask says all that depends on them.
+  const at::Tensor distance = distances(cached);
+  const at::Tensor hidden = visible_keys(cached, distance).logical_not();
+  at::Tensor bias = at::zeros({1, 1, 1, 1}, at::kFloat);
+  if (problem.alibi_slopes.defined()) {
+    bias = -(problem.alibi_slopes.unsqueeze(-1).unsqueeze(-1) * distance.abs().to(at::kFloat));
   }
+  if (problem.mask_kind == kBoolMask) {
+    bias = bias.masked_fill(problem.mask.logical_not(), -kInfinity);
+  } else if (problem.mask_kind != kNoMask) {
+    bias = bias + problem.mask.to(at::kFloat);
+  }
+  problem.mask = bias.masked_fill(hidden, -kInfinity);
+  problem.mask_kind = kFloatMask;
+  problem.is_causal = false;
+  problem.window_left = problem.window_right = -1;
+  problem.alibi_slopes = at::Tensor();
   return attention_cpu(problem, /*has_lse=*/true);
 }
 

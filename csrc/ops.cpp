@@ -37,17 +37,20 @@ namespace {
   "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
   "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, " \
   "bool is_bottom_right=False)"
-#define FLASH_MPS_BACKWARD_SCHEMA                                                             \
-  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "  \
-  "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
-  "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
-  "Tensor? sinks, bool is_bottom_right, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
+#define FLASH_MPS_BACKWARD_SCHEMA                                                                  \
+  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "       \
+  "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "              \
+  "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, "      \
+  "Tensor? sinks, bool is_bottom_right, bool[5] output_mask) -> (Tensor, Tensor, Tensor, Tensor, " \
+  "Tensor)"
 
 #define FLASH_MPS_WITH_KVCACHE_SCHEMA                                                          \
   "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, *, " \
   "float? scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? seqlens_k=None, "    \
   "SymInt seqlen_new=0, Tensor? leftpad_k=None, Tensor? cache_batch_idx=None, "                \
-  "Tensor? block_table=None, int num_splits=0) -> (Tensor out, Tensor lse)"
+  "Tensor? block_table=None, int num_splits=0, "                                               \
+  "int window_left=-1, int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, "    \
+  "Tensor? sinks=None) -> (Tensor out, Tensor lse)"
 #define FLASH_MPS_KV_APPEND_SCHEMA                                                                \
   "(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor key, Tensor value, *, "                  \
   "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? seqlens=None, SymInt position=0, " \
@@ -73,17 +76,8 @@ TensorPair attention_with_lse_mps(FLASH_MPS_PARAMETERS) {
 }
 
 TensorPair attention_with_kvcache_mps(FLASH_MPS_WITH_KVCACHE_PARAMETERS) {
-  const KvCache cache = {.key = key,
-                         .value = value,
-                         .k_scale = k_scale,
-                         .v_scale = v_scale,
-                         .seqlens = seqlens_k,
-                         .leftpad = leftpad_k,
-                         .cache_batch_idx = cache_batch_idx,
-                         .block_table = block_table};
   return flash_decode_cached(kAttentionWithKvCache,
-                             check_cached_attention(kAttentionWithKvCache, query, cache, attn_mask,
-                                                    is_causal, scale, seqlen_new, num_splits));
+                             cached_attention_arguments(FLASH_MPS_WITH_KVCACHE_ARGUMENTS));
 }
 
 at::Tensor attention_on_cpu(FLASH_MPS_PARAMETERS) {
@@ -100,26 +94,33 @@ using BackwardKernel = AttnGradients(const char* op, const AttnProblem& problem,
                                      WantedGradients wanted);
 
 template <BackwardKernel& KERNEL>
-FourTensors attention_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
+FiveTensors attention_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
   // Backward may run under autocast, which must not reach the torch ops in here.
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
   const AttnProblem problem = check_arguments(kAttentionBackward, FLASH_MPS_ARGUMENTS);
   const at::Tensor grad_lse_or_none = grad_lse.value_or(at::Tensor());
   check_results(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none);
-  const auto [wants_query, wants_key, wants_value, wants_mask] = output_mask;
+  const auto [wants_query, wants_key, wants_value, wants_mask, wants_sinks] = output_mask;
   const bool has_float_mask = problem.mask_kind != kNoMask && problem.mask_kind != kBoolMask;
   TORCH_CHECK(has_float_mask || !wants_mask, "flash_mps::", kAttentionBackward,
               ": expected a float attn_mask where its gradient is asked for, got ",
               attn_mask.has_value() ? "a bool one" : "none");
+  TORCH_CHECK(sinks.has_value() || !wants_sinks, "flash_mps::", kAttentionBackward,
+              ": expected sinks where their gradient is asked for, got none");
   const AttnGradients gradients =
       KERNEL(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none,
-             {.query = wants_query, .key = wants_key, .value = wants_value, .mask = wants_mask});
+             {.query = wants_query,
+              .key = wants_key,
+              .value = wants_value,
+              .mask = wants_mask,
+              .sinks = wants_sinks});
   const auto result = [&](bool wanted, const at::Tensor& gradient, const OptionalTensor& input) {
     return wanted ? restore_operand(problem, gradient, *input) : at::empty({0}, query.options());
   };
   return {result(wants_query, gradients.query, query), result(wants_key, gradients.key, key),
           result(wants_value, gradients.value, value),
-          result(wants_mask, gradients.mask, attn_mask)};
+          result(wants_mask, gradients.mask, attn_mask),
+          wants_sinks ? gradients.sinks.to(sinks->scalar_type()) : at::empty({0}, query.options())};
 }
 
 }  // namespace

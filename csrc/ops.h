@@ -14,7 +14,7 @@
 namespace flash_mps {
 
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using FiveTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // In the order of the schemas. AttnOptions has a field of the same name for each option.
 #define FLASH_MPS_OPTION_PARAMETERS                                                               \
@@ -33,7 +33,7 @@ using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 #define FLASH_MPS_BACKWARD_PARAMETERS                                                  \
   const at::Tensor &grad_out, const OptionalTensor &grad_lse, const at::Tensor &query, \
       const at::Tensor &key, const at::Tensor &value, const at::Tensor &out,           \
-      const at::Tensor &lse, FLASH_MPS_OPTION_PARAMETERS, std::array<bool, 4> output_mask
+      const at::Tensor &lse, FLASH_MPS_OPTION_PARAMETERS, std::array<bool, 5> output_mask
 #define FLASH_MPS_BACKWARD_ARGUMENTS \
   grad_out, grad_lse, query, key, value, out, lse, FLASH_MPS_OPTIONS, output_mask
 
@@ -45,7 +45,7 @@ void without_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS);
 TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS);
-FourTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS);
+FiveTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS);
 
 template <c10::DeviceType DEVICE>
 at::Tensor attention_autocast(FLASH_MPS_PARAMETERS);

@@ -21,6 +21,7 @@ struct AttnParams {
   int64_t v_stride_b, v_stride_h, v_stride_s;              // value [B, Hkv, Sk, Dv]
   int64_t out_stride_b, out_stride_h, out_stride_s;        // out [B, Hq, Sq, Dv]
   int64_t mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k;  // 0 where it broadcasts
+  int64_t alibi_stride_b;  // alibi_slopes [B, Hq]; 0 for [Hq]
 
   int32_t num_heads_q;
   int32_t group_size;           // query heads that share one KV head
@@ -29,11 +30,13 @@ struct AttnParams {
   int32_t first_q_block;        // of this dispatch: long work is split over several
   int32_t band_begin;           // query i sees keys i + band_begin <= j < i + band_end,
   int32_t band_end;             //   causal masks, windows and their absence alike
+  int32_t causal_offset;        // query i stands at key i + causal_offset
   int32_t k_is_wide, v_is_wide;  // every row starts on 16 bytes and is a multiple of 16 bytes long
   float softmax_scale;
+  float softcap;
 };
 
-#define FLASH_MPS_ATTN_PARAMS_SIZE 176
+#define FLASH_MPS_ATTN_PARAMS_SIZE 192
 
 // Of the backward kernels. Gradients and lse, delta [B, Hq, Sq] are those of all query heads and batch
 // entries; dK and dV have the shapes of key and value.
@@ -50,7 +53,7 @@ struct AttnBwdParams {
   int32_t q_is_wide, dout_is_wide;
 };
 
-#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 320
+#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 336
 
 // Of the decode kernel. A row is one query of one head: the num_rows rows that read one KV head are
 // numbered query * group_size + head. Keys lie in entries of a cache, one a sequence, or in pages: in
@@ -73,10 +76,11 @@ struct AttnDecodeParams {
   int32_t page_size;
   int32_t seqlen_new;  // keys of a sequence beyond seqlens
   int32_t has_seqlens, has_leftpad, has_batch_idx;
-  int32_t is_bottom_right;  // causal: the last query sees the last key
+  int32_t is_causal;
+  int32_t window_left, window_right;  // -1: unlimited
 };
 
-#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 296
+#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 320
 
 // Of the combine pass. The scratch holds O [splits, rows, Dv], then (m, l) [splits, rows, 2], where
 // rows counts those of all heads and sequences.
@@ -115,6 +119,9 @@ enum AttnBuffer {
   kLeftpadBuffer = 18,
   kBatchIdxBuffer = 19,
   kBlockTableBuffer = 20,
+  // score modifiers; 21 to 24 are those of kv_cache_params.h
+  kAlibiBuffer = 25,
+  kSinksBuffer = 26,
 };
 
 enum AttnConstant {
@@ -124,6 +131,9 @@ enum AttnConstant {
   kIsCachedConstant = 3,  // sequences have lengths, left pads and entries of their own
   kIsPagedConstant = 4,  // keys are found through a block table
   kIsQuantizedConstant = 5,  // keys and values are int8 with a scale each
+  kHasSoftcapConstant = 6,
+  kHasAlibiConstant = 7,
+  kHasSinksConstant = 8,
 };
 
 // Value of the constant kMaskKindConstant.

@@ -75,9 +75,12 @@ inline Band band_of_sequence(
     if (decode.has_leftpad != 0) {
       band.first_key = metal::clamp(leftpad[batch_idx], 0, band.seqlen_k);
     }
-    if (decode.is_bottom_right != 0) {
-      band.end = band.seqlen_k - decode.fwd.seqlen_q + 1;
-    }
+    // The last query stands at the last key.
+    const int seqlen_q = decode.fwd.seqlen_q;
+    band.offset = band.seqlen_k - seqlen_q;
+    const int right = decode.is_causal != 0 ? 0 : decode.window_right;
+    band.begin = decode.window_left < 0 ? -seqlen_q : band.offset - decode.window_left;
+    band.end = right < 0 ? band.seqlen_k : metal::min(band.offset + right, band.seqlen_k) + 1;
   }
   return band;
 }

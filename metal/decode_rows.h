@@ -57,6 +57,7 @@ struct DecodeRows {
   SoftmaxState state[ROWS];
   int q_idx[ROWS];
   int mask_row[ROWS];  // of the mask's tile
+  float slope[ROWS];  // of ALiBi
   int count;  // of those ROWS that exist
 };
 
@@ -66,11 +67,12 @@ inline int lane_column(int e, int lane_in_row) {
   return (e / Tile::kElements * Tile::kLanes + lane_in_row) * Tile::kElements + e % Tile::kElements;
 }
 
-// m = -inf, l = 0, O = 0
+// m = -inf, l = 0, O = 0. `slopes` are those of the group's heads.
 template <typename T, int ROWS, int COUNT>
 inline void init_rows(
     thread DecodeRows<T, ROWS, COUNT>& rows,
     constant AttnDecodeParams& decode,
+    const device float* slopes,
     int first_row,
     int first_mask_row) {
   rows.count = decode.num_rows - first_row;
@@ -79,6 +81,8 @@ inline void init_rows(
     rows.state[r] = softmax_init();
     rows.q_idx[r] = (first_row + r) / decode.fwd.group_size;
     rows.mask_row[r] = mask_row_index(decode, first_row + r) - first_mask_row;
+    rows.slope[r] =
+        has_alibi && r < rows.count ? slopes[(first_row + r) % decode.fwd.group_size] : 0.0f;
     FLASH_MPS_UNROLL
     for (int e = 0; e < COUNT; ++e) {
       rows.O[r][e] = 0.0f;
@@ -199,7 +203,10 @@ inline void visit_keys(
         bias =
             mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k_first + j * Tile::kGroups - k_start];
       }
-      S[r][j] = visible ? score_fwd(product * places[j].k_scale, decode.fwd, bias) : -INFINITY;
+      const float score = score_fwd(
+          product * places[j].k_scale, decode.fwd, rows.slope[r], bias,
+          rows.q_idx[r] + keys.band.offset, k_first + j * Tile::kGroups);
+      S[r][j] = visible ? score : -INFINITY;
     }
   }
 

@@ -9,7 +9,7 @@
 //     [stage Q, dO, lse, delta]        Staged path only
 //     Sᵀ = K Qᵀ; Sᵀ = score_fwd(Sᵀ); hide keys; Pᵀ = exp(Sᵀ - lse)
 //     dV = dV + Pᵀ dO
-//     dPᵀ = V dOᵀ; dSᵀ = Pᵀ (dPᵀ - delta)
+//     dPᵀ = V dOᵀ; dSᵀ = Pᵀ (dPᵀ - delta); dSᵀ = score_bwd(dSᵀ)
 //     dK = dK + dSᵀ Q
 //   dK = dK · scale
 //
@@ -40,7 +40,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     device T* dkey [[buffer(kDKeyBuffer)]],
     device T* dvalue [[buffer(kDValueBuffer)]],
     constant AttnBwdParams& bwd [[buffer(kParamsBuffer)]],
-    const device uchar* mask [[buffer(kMaskBuffer), function_constant(has_mask)]],
+    FLASH_MPS_SCORE_BUFFERS,
     uint3 block [[threadgroup_position_in_grid]],
     uint thread_idx [[thread_index_in_threadgroup]],
     uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
@@ -151,14 +151,15 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     }
 
     // Sᵀ = score_fwd(Sᵀ); hide keys; Pᵀ = exp(Sᵀ - lse)
-    const device uchar* plane =
-        has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
-    score_fwd<T, true>(P, params, plane, q_start, first_row, at);
+    const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
+    Strip<float, BQ / kFragment> slope;
+    score_slope(slope, P, params);
+    score_fwd<T, true>(P, params, mod, q_start, first_row, at);
     const bool has_hidden_keys = has_mask || rows < kFragment || q_start < all_queries.begin ||
                                  q_start + BQ > all_queries.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility<true>(P, params, plane, q_start, first_row, at);
+      seen = apply_visibility<true>(P, params, mod.plane, q_start, first_row, at);
     }
     probabilities(P, shift);
 
@@ -179,7 +180,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
       }
     }
 
-    // dPᵀ = V dOᵀ; dSᵀ = Pᵀ (dPᵀ - delta)
+    // dPᵀ = V dOᵀ; dSᵀ = Pᵀ (dPᵀ - delta); dSᵀ = score_bwd(dSᵀ)
     Strip<float, BQ / kFragment> dS;
     fill(dS, 0.0f);
     FLASH_MPS_UNROLL
@@ -196,6 +197,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
       }
     }
     softmax_bwd(dS, P, column_delta);
+    score_bwd(dS, slope);
 
     // dK = dK + dSᵀ Q
     FLASH_MPS_UNROLL

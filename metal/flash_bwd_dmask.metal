@@ -33,7 +33,7 @@ inline void add_mask_gradient(
     const device T* K_rows,
     const device T* V_rows,
     constant AttnBwdParams& bwd,
-    const device uchar* plane,
+    ScoreMod mod,
     float shift,
     float delta,
     int first_row,
@@ -54,8 +54,8 @@ inline void add_mask_gradient(
     load_fragment(A, Q_rows + d, params.q_stride_s, rows, columns, lane);
     multiply_transposed(P, A, K_rows + d, params.k_stride_s, keys, columns, lane);
   }
-  score_fwd<T, false>(P, params, plane, first_row, k_start, at);
-  apply_visibility<false>(P, params, plane, first_row, k_start, at);
+  score_fwd<T, false>(P, params, mod, first_row, k_start, at);
+  apply_visibility<false>(P, params, mod.plane, first_row, k_start, at);
   probabilities(P, shift);
   FLASH_MPS_UNROLL
   for (int d = 0; d < DV; d += kFragment) {
@@ -80,7 +80,7 @@ template <typename T, typename M, int D, int DV, int BK>
     const device float* delta [[buffer(kDeltaBuffer)]],
     device M* dmask [[buffer(kDMaskBuffer)]],
     constant AttnBwdParams& bwd [[buffer(kParamsBuffer)]],
-    const device uchar* mask [[buffer(kMaskBuffer)]],
+    FLASH_MPS_SCORE_BUFFERS,
     uint3 block [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   constant AttnParams& params = bwd.fwd;
@@ -102,7 +102,7 @@ template <typename T, typename M, int D, int DV, int BK>
   for (int b = all_batch ? 0 : own_batch; b < (all_batch ? bwd.batch : own_batch + 1); ++b) {
     for (int h = all_heads ? 0 : own_head; h < (all_heads ? params.num_heads_q : own_head + 1);
          ++h) {
-      const device uchar* plane = mask_plane<T>(params, mask, b, h);
+      const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, b, h);
       const int kv_head = h / params.group_size;
       const int64_t head_row = (int64_t(b) * params.num_heads_q + h) * params.seqlen_q;
       const int end_row = all_rows ? params.seqlen_q : metal::min(own_row + 1, params.seqlen_q);
@@ -121,7 +121,7 @@ template <typename T, typename M, int D, int DV, int BK>
             key + b * params.k_stride_b + kv_head * params.k_stride_h + k_start * params.k_stride_s,
             value + b * params.v_stride_b + kv_head * params.v_stride_h +
                 k_start * params.v_stride_s,
-            bwd, plane, shift, row_delta, row, k_start, lane);
+            bwd, mod, shift, row_delta, row, k_start, lane);
       }
     }
   }

@@ -6,7 +6,7 @@
 //   for each K block that a row of the threadgroup sees:
 //     [stage K, V]                     Staged path only
 //     S = Q Kᵀ; S = score_fwd(S); hide keys; P = exp(S - lse)
-//     dP = dO Vᵀ; dS = P (dP - delta)
+//     dP = dO Vᵀ; dS = P (dP - delta); dS = score_bwd(dS)
 //     dQ = dQ + dS K
 //   dQ = dQ · scale
 //
@@ -33,7 +33,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     const device float* delta [[buffer(kDeltaBuffer)]],
     device T* dquery [[buffer(kDQueryBuffer)]],
     constant AttnBwdParams& bwd [[buffer(kParamsBuffer)]],
-    const device uchar* mask [[buffer(kMaskBuffer), function_constant(has_mask)]],
+    FLASH_MPS_SCORE_BUFFERS,
     uint3 block [[threadgroup_position_in_grid]],
     uint thread_idx [[thread_index_in_threadgroup]],
     uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
@@ -70,7 +70,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
                             first_row * bwd.dout_stride_s;
   const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
   const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
-  const device uchar* plane = has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+  const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
 
   // Load lse, delta, Q, dO.
   const int64_t row =
@@ -126,16 +126,18 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     }
 
     // S = score_fwd(S); hide keys; P = exp(S - lse)
-    score_fwd<T, false>(S, params, plane, first_row, k_start, at);
+    Strip<float, BK / kFragment> slope;
+    score_slope(slope, S, params);
+    score_fwd<T, false>(S, params, mod, first_row, k_start, at);
     const bool has_hidden_keys =
         has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility<false>(S, params, plane, first_row, k_start, at);
+      seen = apply_visibility<false>(S, params, mod.plane, first_row, k_start, at);
     }
     probabilities(S, row_shift);
 
-    // dP = dO Vᵀ; dS = P (dP - delta)
+    // dP = dO Vᵀ; dS = P (dP - delta); dS = score_bwd(dS)
     Strip<float, BK / kFragment> dS;
     fill(dS, 0.0f);
     FLASH_MPS_UNROLL
@@ -152,6 +154,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
       }
     }
     softmax_bwd(dS, S, row_delta);
+    score_bwd(dS, slope);
 
     // dQ = dQ + dS K
     FLASH_MPS_UNROLL

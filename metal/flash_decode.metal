@@ -32,9 +32,11 @@ namespace flash_mps {
 constant bool has_lse [[function_constant(kHasLseConstant)]];
 constant bool is_split [[function_constant(kIsSplitConstant)]];
 constant bool is_whole = !is_split;
+constant bool has_sinks [[function_constant(kHasSinksConstant)]];
 
 // Where a row's results go: its number among all rows, and its elements of out.
 struct ResultRow {
+  int head_idx;
   int64_t index;
   int64_t offset;
 };
@@ -43,6 +45,7 @@ inline ResultRow result_row(constant AttnParams& params, int batch_idx, int head
   const int q_idx = row / params.group_size;
   const int head_idx = head_first + row % params.group_size;
   ResultRow result;
+  result.head_idx = head_idx;
   result.index = (int64_t(batch_idx) * params.num_heads_q + head_idx) * params.seqlen_q + q_idx;
   result.offset = batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
                   q_idx * params.out_stride_s;
@@ -74,7 +77,8 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
     device T* out [[buffer(kOutBuffer), function_constant(is_whole)]],
     constant AttnDecodeParams& decode [[buffer(kParamsBuffer)]],
     device float* lse [[buffer(kLseBuffer), function_constant(has_lse)]],
-    const device uchar* mask [[buffer(kMaskBuffer), function_constant(has_mask)]],
+    FLASH_MPS_SCORE_BUFFERS,
+    const device float* sinks [[buffer(kSinksBuffer), function_constant(has_sinks)]],
     device float* partial [[buffer(kPartialBuffer), function_constant(is_split)]],
     const device float* k_scale [[buffer(kKeyScaleBuffer), function_constant(is_quantized)]],
     const device float* v_scale [[buffer(kValueScaleBuffer), function_constant(is_quantized)]],
@@ -136,7 +140,9 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
 
   // Load Q; m = -inf, l = 0, O = 0
   DecodeRows<T, ROWS, Tile::kLaneElements> rows;
-  init_rows(rows, decode, block_first + tile_idx * ROWS, mask_rows.first);
+  const device float* slopes =
+      has_alibi ? alibi_slopes + batch_idx * params.alibi_stride_b + head_first : nullptr;
+  init_rows(rows, decode, slopes, block_first + tile_idx * ROWS, mask_rows.first);
   const device T* group_query =
       query + batch_idx * params.q_stride_b + head_first * params.q_stride_h;
   threadgroup T* Q_tile = reinterpret_cast<threadgroup T*>(tile_words);
@@ -245,7 +251,8 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
       if (is_split) {
         store_partial(partial, decode, split_idx, result.index, column, o, state);
       } else {
-        out[result.offset + column] = T(o * softmax_normaliser(state));
+        const float rescale = has_sinks ? softmax_add_sink(state, sinks[result.head_idx]) : 1.0f;
+        out[result.offset + column] = T(o * rescale * softmax_normaliser(state));
         if (has_lse && column == 0) {
           lse[result.index] = softmax_lse(state);
         }

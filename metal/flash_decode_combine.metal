@@ -13,12 +13,14 @@
 namespace flash_mps {
 
 constant bool has_lse [[function_constant(kHasLseConstant)]];
+constant bool has_sinks [[function_constant(kHasSinksConstant)]];
 
 template <typename T>
 [[kernel]] void flash_decode_combine(
     device T* out [[buffer(kOutBuffer)]],
     constant AttnCombineParams& params [[buffer(kParamsBuffer)]],
     device float* lse [[buffer(kLseBuffer), function_constant(has_lse)]],
+    const device float* sinks [[buffer(kSinksBuffer), function_constant(has_sinks)]],
     const device float* partial [[buffer(kPartialBuffer)]],
     uint block [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -46,10 +48,11 @@ template <typename T>
   // Every lane reads all weights.
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-  // out = sum w·O / sum w·l; lse = m' + log sum w·l
+  // out = sum w·O / sum w·l; lse = m' + log sum w·l; a sink counts once, here
   const int q_idx = row % params.seqlen_q;
   const int head_idx = row / params.seqlen_q % params.num_heads_q;
   const int batch_idx = row / params.seqlen_q / params.num_heads_q;
+  const float rescale = has_sinks ? softmax_add_sink(state, sinks[head_idx]) : 1.0f;
   device T* out_row = out + batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
                       q_idx * params.out_stride_s;
   for (int column = int(lane); column < params.head_dim_v; column += kSimdWidth) {
@@ -58,7 +61,7 @@ template <typename T>
       const int64_t slot = int64_t(split) * params.num_rows + row;
       sum += weights[split] * partial[slot * params.head_dim_v + column];
     }
-    out_row[column] = T(sum * softmax_normaliser(state));
+    out_row[column] = T(sum * rescale * softmax_normaliser(state));
   }
   if (has_lse && lane == 0) {
     lse[row] = softmax_lse(state);

@@ -11,6 +11,8 @@
 //     O = O·exp(m - m') + P V
 //   out = O / l; lse = m + log l
 //
+// A sink is one more key of every row, without a value: exp(sink) joins l after the last block.
+//
 // Grid: (query blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
 // Threadgroup memory: Staged BK · (D + DV + 2 pads of 16 bytes) · sizeof(T); Direct none.
 // Launched by csrc/flash_fwd.cpp.
@@ -24,6 +26,7 @@
 namespace flash_mps {
 
 constant bool has_lse [[function_constant(kHasLseConstant)]];
+constant bool has_sinks [[function_constant(kHasSinksConstant)]];
 
 template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGISTERS>
 [[kernel]] void flash_fwd(
@@ -33,7 +36,8 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     device T* out [[buffer(kOutBuffer)]],
     constant AttnParams& params [[buffer(kParamsBuffer)]],
     device float* lse [[buffer(kLseBuffer), function_constant(has_lse)]],
-    const device uchar* mask [[buffer(kMaskBuffer), function_constant(has_mask)]],
+    FLASH_MPS_SCORE_BUFFERS,
+    const device float* sinks [[buffer(kSinksBuffer), function_constant(has_sinks)]],
     uint3 block [[threadgroup_position_in_grid]],
     uint thread_idx [[thread_index_in_threadgroup]],
     uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
@@ -68,7 +72,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
                            first_row * params.q_stride_s;
   const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
   const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
-  const device uchar* plane = has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+  const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
 
   // Load Q.
   Strip<T, Q_IN_REGISTERS ? D / kFragment : 1> Q;
@@ -120,12 +124,12 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     }
 
     // S = score_fwd(S); hide keys
-    score_fwd<T, false>(S, params, plane, first_row, k_start, at);
+    score_fwd<T, false>(S, params, mod, first_row, k_start, at);
     const bool has_hidden_keys =
         has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility<false>(S, params, plane, first_row, k_start, at);
+      seen = apply_visibility<false>(S, params, mod.plane, first_row, k_start, at);
     }
 
     // m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P
@@ -147,10 +151,12 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
   // out = O / l; lse = m + log l
   softmax_finalise(state);
+  const float rescale = has_sinks ? softmax_add_sink(state, sinks[head_idx]) : 1.0f;
   device T* out_rows = out + batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
                        first_row * params.out_stride_s;
   store_strip(
-      O, softmax_normaliser(state), out_rows, params.out_stride_s, rows, params.head_dim_v, lane);
+      O, rescale * softmax_normaliser(state), out_rows, params.out_stride_s, rows,
+      params.head_dim_v, lane);
   if (has_lse && at.column == 0 && at.row < rows) {
     const int64_t head = int64_t(batch_idx) * params.num_heads_q + head_idx;
     lse[head * params.seqlen_q + first_row + at.row] = softmax_lse(state);

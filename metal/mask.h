@@ -23,6 +23,7 @@ struct Band {
   int seqlen_k;
   int begin;
   int end;
+  int offset;  // query i stands at key i + offset
 };
 
 inline Band band_of(constant AttnParams& params) {
@@ -31,6 +32,7 @@ inline Band band_of(constant AttnParams& params) {
   band.seqlen_k = params.seqlen_k;
   band.begin = params.band_begin;
   band.end = params.band_end;
+  band.offset = params.causal_offset;
   return band;
 }
 

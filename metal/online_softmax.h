@@ -76,6 +76,13 @@ inline void softmax_finalise(thread SoftmaxState& state) {
   state.l = row_sum(state.l);
 }
 
+// A sink joins the sum after all keys; returns the factor that rescales O.
+inline float softmax_add_sink(thread SoftmaxState& state, float sink) {
+  const float rescale = softmax_raise(state, sink);
+  state.l += softmax_exp(sink, softmax_shift(state.m));
+  return rescale;
+}
+
 // 1 / l; 0 for a row that saw no key, whose output is 0.
 inline float softmax_normaliser(SoftmaxState state) {
   return state.l == 0.0f ? 0.0f : 1.0f / state.l;

@@ -1,4 +1,5 @@
-// What happens to a score between q.k and the softmax, forward and (later) its derivative next to it.
+// What happens to a score between q.k and the softmax, in this order: scale, softcap, ALiBi, float mask;
+// and its derivative.
 #pragma once
 
 #include "attn_params.h"
@@ -6,6 +7,10 @@
 #include "tile.h"
 
 namespace flash_mps {
+
+constant bool has_softcap [[function_constant(kHasSoftcapConstant)]];
+constant bool has_alibi [[function_constant(kHasAlibiConstant)]];
+constant bool has_bias = mask_kind == kSameMask || mask_kind == kFloatMask;
 
 constant constexpr float kLowestFloat = -3.402823466e+38f;
 
@@ -26,32 +31,115 @@ inline float mask_bias(const device uchar* plane, int64_t offset) {
                                 : reinterpret_cast<const device float*>(plane)[offset];
 }
 
-// A product q.k becomes a score.
-inline float score_fwd(float product, constant AttnParams& params, float bias) {
-  return add_bias(product * params.softmax_scale, bias);
+// What the modifiers of one head's scores read.
+struct ScoreMod {
+  const device uchar* plane;  // a mask_plane(), or null
+  float slope;  // of ALiBi (Press et al. 2022, "Train short, test long")
+};
+
+// Buffers of every kernel that computes scores, and what it makes of them.
+#define FLASH_MPS_SCORE_BUFFERS                                                  \
+  const device uchar *mask [[buffer(kMaskBuffer), function_constant(has_mask)]], \
+      const device float *alibi_slopes [[buffer(kAlibiBuffer), function_constant(has_alibi)]]
+#define FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx) \
+  score_mod<T>(                                             \
+      params, has_mask ? mask : nullptr, has_alibi ? alibi_slopes : nullptr, batch_idx, head_idx)
+
+template <typename T>
+inline ScoreMod score_mod(
+    constant AttnParams& params,
+    const device uchar* mask,
+    const device float* alibi_slopes,
+    int batch_idx,
+    int head_idx) {
+  ScoreMod mod;
+  mod.plane = has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+  mod.slope = has_alibi ? alibi_slopes[batch_idx * params.alibi_stride_b + head_idx] : 0.0f;
+  return mod;
 }
 
-// S = S * scale + float mask. `plane` is a mask_plane().
+// A score within the cap, and its derivative by the score before.
+inline float softcap_fwd(constant AttnParams& params, float score) {
+  return params.softcap * metal::precise::tanh(score / params.softcap);
+}
+
+inline float softcap_slope(constant AttnParams& params, float score) {
+  const float t = metal::precise::tanh(score / params.softcap);
+  return 1.0f - t * t;
+}
+
+inline float alibi_bias(float slope, int q_position, int k_idx) {
+  return -slope * float(metal::abs(q_position - k_idx));
+}
+
+// A product q.k becomes a score; `bias` is what the mask adds.
+inline float score_fwd(
+    float product,
+    constant AttnParams& params,
+    float slope,
+    float bias,
+    int q_position,
+    int k_idx) {
+  float s = product * params.softmax_scale;
+  if (has_softcap) {
+    s = softcap_fwd(params, s);
+  }
+  if (has_alibi) {
+    s += alibi_bias(slope, q_position, k_idx);
+  }
+  return has_bias ? add_bias(s, bias) : s;
+}
+
+// Products become scores.
 template <typename T, bool TRANSPOSED, int COUNT>
 inline void score_fwd(
     thread Strip<float, COUNT>& S,
     constant AttnParams& params,
-    const device uchar* plane,
+    ScoreMod mod,
     int q_start,
     int k_start,
     LanePosition at) {
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
-    float2 s = elements(S.fragments[j]) * params.softmax_scale;
-    if (mask_kind == kSameMask || mask_kind == kFloatMask) {
-      for (int i = 0; i < 2; ++i) {
-        const ScorePosition position = score_position<TRANSPOSED>(q_start, k_start, at, j, i);
-        if (position.q_idx < params.seqlen_q && position.k_idx < params.seqlen_k) {
-          s[i] = add_bias(s[i], mask_bias<T>(plane, mask_offset(params, position)));
-        }
+    float2 s = elements(S.fragments[j]);
+    for (int i = 0; i < 2; ++i) {
+      const ScorePosition position = score_position<TRANSPOSED>(q_start, k_start, at, j, i);
+      float bias = 0.0f;
+      if (has_bias && position.q_idx < params.seqlen_q && position.k_idx < params.seqlen_k) {
+        bias = mask_bias<T>(mod.plane, mask_offset(params, position));
       }
+      s[i] = score_fwd(
+          s[i], params, mod.slope, bias, position.q_idx + params.causal_offset, position.k_idx);
     }
     elements(S.fragments[j]) = s;
+  }
+}
+
+// The derivative of each score by its scaled product, from the products.
+template <int COUNT>
+inline void score_slope(
+    thread Strip<float, COUNT>& slope, thread Strip<float, COUNT>& S, constant AttnParams& params) {
+  if (!has_softcap) {
+    return;
+  }
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    const float2 s = elements(S.fragments[j]) * params.softmax_scale;
+    elements(slope.fragments[j]) = float2(softcap_slope(params, s.x), softcap_slope(params, s.y));
+  }
+}
+
+// The gradient of the scores becomes that of the scaled products. One of 0 stays 0, whatever its slope.
+template <int COUNT>
+inline void score_bwd(thread Strip<float, COUNT>& dS, thread Strip<float, COUNT>& slope) {
+  if (!has_softcap) {
+    return;
+  }
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    const float2 ds = elements(dS.fragments[j]);
+    elements(dS.fragments[j]) =
+        metal::select(ds * elements(slope.fragments[j]), float2(0.0f), ds == float2(0.0f));
   }
 }
 

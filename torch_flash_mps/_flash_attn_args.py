@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 _LAYOUT = (
@@ -10,21 +12,21 @@ _LAYOUT = (
 )
 
 
-def refuse_unsupported(
-    name: str, dropout_p: float, window_size: tuple[int, int], softcap: float,
-    alibi_slopes: Tensor | None,
-) -> None:
-    """Raises NotImplementedError that names the first option that is not off."""
-    for option, found, is_off in (
-        ("dropout_p", dropout_p, dropout_p == 0.0),
-        ("window_size", window_size, tuple(window_size) == (-1, -1)),
-        ("softcap", softcap, softcap == 0.0),
-        ("alibi_slopes", "a tensor", alibi_slopes is None),
-    ):
-        if not is_off:
-            raise NotImplementedError(
-                f"{name}: {option} is not supported yet; expected it to be off, got {found}"
-            )
+def refuse_dropout(name: str, dropout_p: float) -> None:
+    """Raises NotImplementedError unless dropout is off."""
+    if dropout_p != 0.0:
+        raise NotImplementedError(
+            f"{name}: dropout_p is not supported yet; expected it to be off, got {dropout_p}"
+        )
+
+
+def score_options(
+    window_size: tuple[int, int], softcap: float, alibi_slopes: Tensor | None
+) -> dict[str, Any]:
+    """The package's options in the words of the ops."""
+    left, right = window_size
+    return {"window_left": left, "window_right": right, "softcap": softcap,
+            "alibi_slopes": alibi_slopes}
 
 
 def check_layout(name: str, **operands: Tensor) -> None:

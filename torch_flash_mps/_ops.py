@@ -63,7 +63,7 @@ def _attention_backward_fake(
     output_mask,
 ):
     is_4d = query.dim() == key.dim() == value.dim() == 4
-    operands = ((query, is_4d), (key, is_4d), (value, is_4d), (attn_mask, False))
+    operands = ((query, is_4d), (key, is_4d), (value, is_4d), (attn_mask, False), (sinks, False))
     return tuple(
         _gradient(*operand) if wanted else query.new_empty(0)
         for operand, wanted in zip(operands, output_mask, strict=True)
@@ -74,7 +74,7 @@ def _attention_backward_fake(
 def _attention_with_kvcache_fake(
     query, key, value, attn_mask=None, is_causal=False, *, scale=None, k_scale=None, v_scale=None,
     seqlens_k=None, seqlen_new=0, leftpad_k=None, cache_batch_idx=None, block_table=None,
-    num_splits=0,
+    num_splits=0, window_left=-1, window_right=-1, softcap=0.0, alibi_slopes=None, sinks=None,
 ):
     # The batch is query's alone, whatever the cache holds.
     out = _empty_out(query, query, query.new_empty((*query.shape[:-1], value.size(-1))))

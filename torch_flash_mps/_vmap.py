@@ -77,10 +77,15 @@ def _backward_rule(op: Callable) -> Callable:
             mapping.fold(lse, in_dims[6], trailing=1), mapping.fold(*operands[3]), *options,
             output_mask=output_mask, **named,
         )
+        if output_mask[4]:
+            raise NotImplementedError(
+                "flash_mps::attention_backward: torch.vmap over the gradient of sinks is not "
+                "supported"
+            )
         results = tuple(
             gradient.reshape(mapping.front(*operand).shape) if wanted else gradient
-            for gradient, operand, wanted in zip(gradients, operands, output_mask, strict=True)
-        )
+            for gradient, operand, wanted in zip(gradients, operands, output_mask, strict=False)
+        ) + (gradients[4],)
         return results, tuple(0 if wanted else None for wanted in output_mask)
 
     return rule

@@ -46,17 +46,24 @@ def attention(
         scale: factor of the scores; ``None`` means ``1 / sqrt(head_dim)``.
         enable_gqa: required where num_heads_q is a multiple of num_heads_kv; query head h reads
             KV head ``h // (num_heads_q / num_heads_kv)``.
-        window_left, window_right, softcap, alibi_slopes, sinks: not supported yet.
+        window_left, window_right: query i sees the keys i - window_left <= j <= i + window_right;
+            -1 is unlimited. Together with a mask and ``is_causal``: the intersection. Keys that no
+            query of a block sees are not read.
+        softcap: scores become ``softcap * tanh(scores / softcap)``, before ALiBi and mask; 0: off.
+        alibi_slopes: ``[num_heads_q]`` or ``[batch, num_heads_q]``, float32 or q's dtype; adds
+            ``-slope * abs(i - j)`` (Press et al. 2022).
+        sinks: ``[num_heads_q]``, float32 or q's dtype; exp(sink) joins the denominator of each row
+            of the head, and its log-sum-exp, like a key without a value (Xiao et al. 2023).
         return_lse: also return the natural log-sum-exp of the scores, float32
             ``[batch, num_heads_q, seqlen_q]``.
 
-    Gradients: for q, k, v and a float attn_mask, also through the log-sum-exp; only those that are
-    asked for are computed, nothing of the size of the score matrix is kept. Not for alibi_slopes
-    and sinks. Double backward and forward-mode differentiation are errors.
+    Gradients: for q, k, v, a float attn_mask and sinks, also through the log-sum-exp; only those
+    that are asked for are computed, nothing of the size of the score matrix is kept. Not for
+    alibi_slopes. Double backward and forward-mode differentiation are errors.
 
-    A query that sees no key gives 0 and an lse of -inf. A key that no query sees never contributes,
-    whatever it holds; a NaN in a value that some query sees may reach other queries of its block.
-    The gradients of both are 0.
+    A query that sees no key gives 0 and an lse of -inf, or of its sink. A key that no query sees
+    never contributes, whatever it holds; a NaN in a value that some query sees may reach other
+    queries of its block. The gradients of both are 0.
 
     Raises:
         RuntimeError: the inputs do not fit; says op, operand, what was expected and what was found.

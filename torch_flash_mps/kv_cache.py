@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_flash_mps._extension import extension
-from torch_flash_mps._flash_attn_args import check_layout, refuse_unsupported
+from torch_flash_mps._flash_attn_args import check_layout, score_options
 
 __all__ = ["flash_attn_with_kvcache", "quantize_kv"]
 
@@ -99,7 +99,8 @@ def flash_attn_with_kvcache(
         block_table: int32 ``[batch, max_pages_per_seq]``, the pages of each sequence.
         softmax_scale: factor of the scores; None means ``1 / sqrt(head_dim)``.
         causal: bottom-right over the filled slots of each sequence, new ones included.
-        window_size, softcap, alibi_slopes: off; anything else is not supported yet.
+        window_size, softcap, alibi_slopes: see `torch_flash_mps.flash_attn`; positions are counted
+            from the last filled slot of each sequence.
         rotary_interleaved: pairs are neighbours (0, 1), ...; otherwise (0, rotary_dim / 2), ...
         num_splits: parts that the keys are split into; 0 lets the library choose.
         return_softmax_lse: also return the log-sum-exp.
@@ -126,7 +127,6 @@ def flash_attn_with_kvcache(
         tensor([[3]])
     """
     extension()
-    refuse_unsupported(_NAME, 0.0, window_size, softcap, alibi_slopes)
     check_layout(_NAME, q=q, k_cache=k_cache, v_cache=v_cache)
     _check_new_tokens(q, k_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
     ops = torch.ops.flash_mps
@@ -156,7 +156,7 @@ def flash_attn_with_kvcache(
     out, lse = ops.attention_with_kvcache(
         query, keys, values, None, causal, scale=softmax_scale, k_scale=scales[0],
         v_scale=scales[1], seqlens_k=seqlens, seqlen_new=seqlen_new, leftpad_k=cache_leftpad,
-        **where, num_splits=num_splits,
+        **where, num_splits=num_splits, **score_options(window_size, softcap, alibi_slopes),
     )
     return (out.transpose(1, 2), lse) if return_softmax_lse else out.transpose(1, 2)
 
