@@ -1,7 +1,7 @@
 """The inputs that tests and benchmarks share: one dataclass, named lists of it, and their work."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class Case:
     mask: str | None = None
     layout: str = "sliced"
     scale: float | None = None
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    alibi: str | None = None   # "heads" or "batch": slopes [Hq] or [B, Hq]
+    sinks: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -63,6 +67,12 @@ class Case:
         parts += [name for name in (self.mask, self.layout) if name not in (None, "sliced")]
         if self.scale is not None:
             parts.append(f"scale{self.scale:g}")
+        if self.window != (-1, -1):
+            parts.append("window{}.{}".format(*self.window))
+        if self.softcap:
+            parts.append(f"cap{self.softcap:g}")
+        parts += [f"alibi.{self.alibi}"] * (self.alibi is not None)
+        parts += ["sinks"] * self.sinks
         return "-".join(parts)
 
 
@@ -76,6 +86,7 @@ class Inputs:
     attn_mask: Tensor | None
     is_causal: bool
     scale: float | None
+    score_options: dict = field(default_factory=dict)
 
     @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,12 +94,15 @@ class Inputs:
 
     @property
     def options(self) -> dict:
-        return {"attn_mask": self.attn_mask, "is_causal": self.is_causal, "scale": self.scale}
+        plain = {"attn_mask": self.attn_mask, "is_causal": self.is_causal, "scale": self.scale}
+        return plain | self.score_options
 
 
 def flops(case: Case) -> int:
     """Multiplications and additions of both matrix products over the visible pairs."""
-    pairs = int(visible_pairs(case.seqlen_q, case.seqlen_k, is_causal=case.causal).sum())
+    left, right = case.window
+    pairs = int(visible_pairs(case.seqlen_q, case.seqlen_k, is_causal=case.causal,
+                              window_left=left, window_right=right).sum())
     return 2 * case.batch * case.num_heads_q * pairs * (case.head_dim + case.value_dim)
 
 
@@ -130,7 +144,26 @@ def make_inputs(case: Case, device: torch.device | str = "cpu", seed: int = 0) -
         attn_mask=None if case.mask is None else _mask(case, device, generator),
         is_causal=case.causal,
         scale=case.scale,
+        score_options=score_options(case, device),
     )
+
+
+def score_options(case: Case, device: torch.device | str = "cpu") -> dict:
+    """The window, softcap, slopes and sinks of a case in the words of the op; none that is off."""
+    generator = torch.Generator().manual_seed(1)
+    options: dict = {}
+    if case.window != (-1, -1):
+        options["window_left"], options["window_right"] = case.window
+    if case.softcap:
+        options["softcap"] = case.softcap
+    if case.alibi is not None:
+        shape = (case.batch, case.num_heads_q)[case.alibi == "heads":]
+        slopes = torch.rand(shape, generator=generator) * 0.5
+        options["alibi_slopes"] = poisoned(slopes, device)
+    if case.sinks:
+        sinks = torch.randn(case.num_heads_q, generator=generator) * 2
+        options["sinks"] = poisoned(sinks.to(case.dtype), device)
+    return options
 
 
 def _mask(case: Case, device: torch.device | str, generator: torch.Generator) -> Tensor:
@@ -203,6 +236,21 @@ LAYOUT = [
     for dtype in DTYPES
     for layout in LAYOUTS
     for mask in (None, "bool", "float")
+]
+
+# Windows, softcap, ALiBi and sinks: alone, with causal and masks, all of them together.
+SCORED = [
+    replace(case, dtype=dtype, **options)
+    for dtype in DTYPES
+    for case in (Case(2, 4, 2, 37, 70, 40), Case(2, 4, 2, 70, 37, 24, 40))
+    for options in (
+        {"window": (5, 9)},
+        {"window": (0, -1), "causal": True, "mask": "bool"},
+        {"softcap": 1.5, "mask": "float_heads"},
+        {"alibi": "batch", "causal": True},
+        {"sinks": True, "mask": "bool_rows"},
+        {"window": (20, 3), "softcap": 2.0, "alibi": "heads", "sinks": True, "mask": "float"},
+    )
 ]
 
 # One layer's attention of the example models, prefill and one decode step.

@@ -7,7 +7,7 @@ from cases import Case, make_inputs
 from torch import Tensor
 
 import torch_flash_mps
-from torch_flash_mps.reference import attention_ref
+from torch_flash_mps.reference import attention_ref, visible_pairs
 
 FLOOR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -89,19 +89,9 @@ def check_lse(q: Tensor, k: Tensor, v: Tensor, *, case_id: str = "", **options) 
     check_exact(lse, ref_lse, LSE_TOLERANCE, case_id=f"{case_id} lse")
 
 
-def attention_lowp(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    causal_offset: int = 0,
-    scale: float | None = None,
-) -> Tensor:
+def attention_lowp(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     """The `out` of `attention_and_lse_lowp`."""
-    options = {"is_causal": is_causal, "causal_offset": causal_offset, "scale": scale}
-    return attention_and_lse_lowp(q, k, v, attn_mask=attn_mask, **options)[0]
+    return attention_and_lse_lowp(q, k, v, **options)[0]
 
 
 def attention_and_lse_lowp(
@@ -110,14 +100,17 @@ def attention_and_lse_lowp(
     v: Tensor,
     *,
     attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    causal_offset: int = 0,
     scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal_offset: int = 0,
+    **band,
 ) -> tuple[Tensor, Tensor]:
     """Matmul, softmax, matmul in the dtype of q on the CPU: the error that plain torch makes.
 
-    Differentiable. Shapes as `torch_flash_mps.reference.attention_ref`; a row that sees no key
-    gives 0 and an lse of -inf.
+    Differentiable. Shapes and options as `torch_flash_mps.reference.attention_ref`, of which `band`
+    are is_causal and the windows; a row that sees no key gives 0 and an lse of -inf, or its sink.
     """
     q, k, v = (x.cpu() for x in (q, k, v))
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
@@ -126,18 +119,33 @@ def attention_and_lse_lowp(
     if scale is None:
         scale = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     scores = (q @ k.transpose(-1, -2)) * scale
-    if is_causal:
-        above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(causal_offset + 1)
-        scores = scores.masked_fill(above, -math.inf)
+    seqlen_q, seqlen_k = scores.shape[-2:]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        distance = torch.arange(seqlen_k) - (torch.arange(seqlen_q)[:, None] + causal_offset)
+        scores = scores - _columns(alibi_slopes, scores) * distance.abs()
+    visible = visible_pairs(seqlen_q, seqlen_k, causal_offset=causal_offset, **band)
     if attn_mask is not None:
         mask = attn_mask.cpu()
         if mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, -math.inf)
+            visible = visible & mask
         else:
             scores = scores + mask.to(scores.dtype)
+    scores = scores.masked_fill(~visible, -math.inf)
+    if sinks is not None:
+        column = _columns(sinks, scores).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), dim=-1)
     empty = (scores == -math.inf).all(-1, keepdim=True)
-    probabilities = torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
-    return probabilities @ v, torch.logsumexp(scores.float(), dim=-1)
+    scores = scores.masked_fill(empty, 0.0)   # softmax of nothing but -inf is NaN
+    probabilities = torch.softmax(scores, dim=-1)[..., :seqlen_k].masked_fill(empty, 0.0)
+    lse = torch.logsumexp(scores.float(), dim=-1)
+    return probabilities @ v, lse.masked_fill(empty.squeeze(-1), -math.inf)
+
+
+def _columns(per_head: Tensor, scores: Tensor) -> Tensor:
+    """`[Hq]` or `[B, Hq]` in the dtype of the scores, against rows and keys."""
+    return per_head.cpu().to(scores.dtype)[..., None, None]
 
 
 def _comparable(got: Tensor, ref: Tensor, case_id: str) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,10 @@ ENTRIES = {"op": None, "kvcache": 0, "5-splits": 5}
 
 def decode(
     num_splits: int | None, q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None,
-    is_causal: bool = False, scale: float | None = None,
+    is_causal: bool = False, scale: float | None = None, **score_options,
 ) -> tuple[Tensor, Tensor]:
-    """Out and lse through an entry. `is_causal` is the entry's own: see `causal_offset`."""
-    options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
+    """Out and lse through an entry, whose own `is_causal` and windows are: see `causal_offset`."""
+    options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale} | score_options
     if num_splits is None:
         grouped = q.shape[1] != k.shape[1]
         return torch_flash_mps.attention(q, k, v, enable_gqa=grouped, return_lse=True, **options)
@@ -28,7 +28,7 @@ def decode(
 
 
 def causal_offset(num_splits: int | None, seqlen_q: int, seqlen_k: int) -> int:
-    """Query i of a causal call sees key j <= i + this: top-left in the op, else bottom-right."""
+    """Query i stands at key i + this: top-left in the op, else bottom-right."""
     return 0 if num_splits is None else seqlen_k - seqlen_q
 
 

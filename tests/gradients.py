@@ -3,23 +3,26 @@
 from collections.abc import Callable
 
 import torch
-from cases import Case, make_inputs
+from cases import Case, make_inputs, score_options
 from checks import attention_and_lse_lowp, check
 from torch import Tensor
 
 import torch_flash_mps
 from torch_flash_mps.reference import attention_ref
 
-NAMES = ("query", "key", "value", "attn_mask")
+NAMES = ("query", "key", "value", "attn_mask", "sinks")
 
-#: Every operand by name; a mask may be None.
+#: Every operand by name; a mask may be None, sinks may be left out.
 Operands = dict[str, Tensor | None]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, **options):
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, sinks: Tensor | None = None,
+    **options,
+):
     """Out and lse of the op; `enable_gqa` is set where the head counts ask for it."""
     return torch_flash_mps.attention(
-        q, k, v, attn_mask=attn_mask, return_lse=True,
+        q, k, v, attn_mask=attn_mask, sinks=sinks, return_lse=True,
         enable_gqa=q.dim() > 2 and q.shape[-3] != k.shape[-3], **options,
     )
 
@@ -28,7 +31,7 @@ def gradients(
     function: Callable[..., tuple[Tensor, Tensor]], operands: Operands, grad_out: Tensor,
     grad_lse: Tensor | None = None, dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Gradients of all floating-point operands of `function(q, k, v, attn_mask)`.
+    """Gradients of all floating-point operands of `function(q, k, v, attn_mask[, sinks])`.
 
     With a `dtype` the operands are first taken to the CPU and to that dtype.
     """
@@ -37,7 +40,7 @@ def gradients(
             return x if x is None or dtype is None else x.cpu()
         return (x if dtype is None else x.cpu().to(dtype)).detach().requires_grad_()
 
-    leaves = {name: leaf(operands[name]) for name in NAMES}
+    leaves = {name: leaf(operands[name]) for name in NAMES if name in operands}
     wanted = {name: x for name, x in leaves.items() if x is not None and x.requires_grad}
     out, lse = function(*leaves.values())
     outputs, grads = ([out], [grad_out]) if grad_lse is None else ([out, lse], [grad_out, grad_lse])
@@ -54,8 +57,8 @@ def check_gradients(
     got = gradients(lambda *x: attend(*x, **options), operands, grad_out, grad_lse)
 
     def reference(function: Callable, dtype: torch.dtype) -> dict[str, Tensor]:
-        def call(q, k, v, mask):
-            return function(q, k, v, attn_mask=mask, **options)
+        def call(q, k, v, mask, sinks=None):
+            return function(q, k, v, attn_mask=mask, sinks=sinks, **options)
 
         return gradients(call, operands, grad_out, grad_lse, dtype)
 
@@ -71,14 +74,18 @@ def check_gradients(
 
 
 def case_operands(case: Case, device: torch.device | str, seed: int = 0) -> Operands:
-    """The operands of `make_inputs`, by name."""
+    """The operands of `make_inputs` that may have gradients, by name."""
     inputs = make_inputs(case, device, seed)
-    return {"query": inputs.query, "key": inputs.key, "value": inputs.value,
-            "attn_mask": inputs.attn_mask}
+    operands: Operands = {"query": inputs.query, "key": inputs.key, "value": inputs.value,
+                          "attn_mask": inputs.attn_mask}
+    return operands | ({"sinks": inputs.score_options["sinks"]} if case.sinks else {})
 
 
-def case_options(case: Case) -> dict:
-    return {"is_causal": case.causal, "scale": case.scale}
+def case_options(case: Case, device: torch.device | str = "cpu") -> dict:
+    """The others."""
+    options = score_options(case, device)
+    options.pop("sinks", None)
+    return {"is_causal": case.causal, "scale": case.scale} | options
 
 
 def output_gradients(case: Case, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -93,4 +100,4 @@ def check_case_gradients(case: Case, device: torch.device, *, through_lse: bool 
     """`check_gradients` on the random inputs of a case."""
     grad_out, grad_lse = output_gradients(case, device)
     return check_gradients(case_operands(case, device), grad_out, grad_lse if through_lse else None,
-                           case_id=case.id, **case_options(case))
+                           case_id=case.id, **case_options(case, device))

@@ -105,9 +105,13 @@ class KvModel:
         return rows[0], rows[1]
 
     def attend(
-        self, at: Addressing, q: Tensor, causal: bool = False, dtype: torch.dtype = torch.float64
+        self, at: Addressing, q: Tensor, causal: bool = False, dtype: torch.dtype = torch.float64,
+        alibi_slopes: Tensor | None = None, **options,
     ) -> tuple[Tensor, Tensor]:
-        """Out ``[batch, seqlen_q, heads, head_dim]`` and lse over the filled slots, in `dtype`."""
+        """Out ``[batch, seqlen_q, heads, head_dim]`` and lse over the filled slots, in `dtype`.
+
+        `options`: those of `attention_ref`, the same for every sequence.
+        """
         outs, lses = [], []
         heads = self.key.shape[2]
         for sequence, length in enumerate(at.lengths):
@@ -121,9 +125,13 @@ class KvModel:
                 if where is not None:
                     keys[:, slot], values[:, slot] = self.row(where)
                     visible[:, slot] = True
+            slopes = alibi_slopes
+            if slopes is not None and slopes.dim() == 2:
+                slopes = slopes[sequence]
             out, lse = attention_ref(
                 q[sequence].transpose(0, 1), keys, values, is_causal=causal,
                 causal_offset=length - q.shape[1], attn_mask=visible, dtype=dtype,
+                alibi_slopes=slopes, **options,
             )
             outs.append(out.transpose(0, 1))
             lses.append(lse)

@@ -4,7 +4,14 @@ import math
 
 import pytest
 import torch
-from checks import FLOOR, attention_lowp, check, check_exact, check_same_bits
+from checks import (
+    FLOOR,
+    attention_and_lse_lowp,
+    attention_lowp,
+    check,
+    check_exact,
+    check_same_bits,
+)
 
 from torch_flash_mps.reference import attention_ref
 
@@ -90,6 +97,10 @@ def test_lowp_baseline_follows_the_oracle():
     mask = torch.rand(5, 7, generator=generator) < 0.5
     mask[2] = False
     both, bias = {"attn_mask": mask, "is_causal": True}, {"attn_mask": mask.float(), "scale": 2}
-    for options in (both, bias):
-        ref, _ = attention_ref(q, k, v, **options)
-        assert (attention_lowp(q, k, v, **options).double() - ref).abs().max() < 1e-5
+    scores = {"softcap": 0.7, "alibi_slopes": torch.rand(1, 4), "sinks": torch.randn(4)}
+    band = {"window_left": 2, "window_right": 1, "causal_offset": 3, "attn_mask": mask}
+    for options in (both, bias, scores | bias, band, scores | band, {"window_left": 0}):
+        ref, ref_lse = attention_ref(q, k, v, **options)
+        out, lse = attention_and_lse_lowp(q, k, v, **options)
+        check_exact(out, ref, 1e-5)
+        check_exact(lse, ref_lse, 1e-5)
