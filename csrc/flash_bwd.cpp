@@ -278,10 +278,11 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Te
   at::Tensor dsinks;
   const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
   if (rows == 0 || problem.seqlen_k == 0) {
-    // lse is the sink itself.
     if (wanted.sinks) {
-      dsinks = at::zeros_like(problem.sinks);
-      if (grad_lse.defined()) dsinks += to_heads(problem, grad_lse).sum({0, 2});
+      // lse is the sink itself.
+      const at::Tensor delta = grad_lse.defined() ? -to_heads(problem, grad_lse)
+                                                  : at::zeros({}, problem.sinks.options());
+      dsinks = sinks_gradient(problem, to_heads(problem, lse), delta);
     }
     for (at::Tensor* gradient : {&bwd.dquery, &bwd.dkey, &bwd.dvalue, &bwd.dmask}) {
       if (gradient->defined()) gradient->zero_();

@@ -57,6 +57,8 @@ void add_cache(AttnDecodeParams& params, const CachedAttention& cached) {
 
 AttnDecodeParams make_decode_params(const AttnProblem& problem, const CachedAttention* cached,
                                     const FlashDecodePlan& plan, const at::Tensor& out) {
+  // No query is farther from a key of its sequence.
+  const int64_t farthest = problem.seqlen_q + problem.seqlen_k;
   AttnDecodeParams params{
       .fwd = make_params(problem, out),
       .total_rows = problem.batch * problem.num_heads_q * problem.seqlen_q,
@@ -66,8 +68,8 @@ AttnDecodeParams make_decode_params(const AttnProblem& problem, const CachedAtte
       .num_entries = static_cast<int32_t>(problem.batch),
       .page_size = static_cast<int32_t>(problem.key.size(2)),
       .is_causal = problem.is_causal,
-      .window_left = static_cast<int32_t>(std::min(problem.window_left, problem.seqlen_k)),
-      .window_right = static_cast<int32_t>(std::min(problem.window_right, problem.seqlen_k)),
+      .window_left = static_cast<int32_t>(std::min(problem.window_left, farthest)),
+      .window_right = static_cast<int32_t>(std::min(problem.window_right, farthest)),
   };
   const int64_t rows_per_block = plan.row_tiles * plan.key.tiling->block_q;
   const bool has_own_heads = params.fwd.mask_stride_h != 0 && problem.group_size() > 1;
