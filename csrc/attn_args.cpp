@@ -202,7 +202,7 @@ void take_score_options(const char* op, const AttnOptions& options, AttnProblem&
     if (!tensor.has_value()) return at::Tensor();
     const bool is_whole = !problem.has_own_rank || problem.leading_shape.size() > 2;
     FLASH_MPS_CHECK(is_whole, c10::str(operand, " with query of rank 4 or more"), "query of shape ",
-                    problem.leading_shape, " before seqlen_q and head_dim");
+                    at::IntArrayRef(problem.leading_shape), " before seqlen_q and head_dim");
     const auto type = tensor->scalar_type();
     FLASH_MPS_CHECK(type == at::kFloat || type == problem.query.scalar_type(),
                     c10::str(operand, " of dtype Float or query's, ", problem.query.scalar_type()),

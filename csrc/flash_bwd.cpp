@@ -174,14 +174,20 @@ void launch_dkv(const Backward& bwd) {
                 [](AttnBwdParams& own, int32_t first) { own.first_k_block = first; });
 }
 
+// What the sinks have of delta, with the weight of a key that each of them is: float32 [B, Hq, Sq].
+at::Tensor sink_shares(const AttnProblem& problem, const at::Tensor& lse, const at::Tensor& delta) {
+  const at::Tensor sinks = problem.sinks.unsqueeze(1);
+  // A sink of -inf has no weight, also where no key leaves lse at -inf.
+  const at::Tensor has_no_weight = sinks.isneginf();
+  return (at::exp(sinks - lse) * delta).masked_fill(has_no_weight, 0.0);
+}
+
 // A bias that is the same for every key shifts all scores of a row alike: nothing but lse feels it.
 void sum_dlse(const Backward& bwd) {
-  if (!bwd.dlse.defined()) {
-    bwd.dmask.zero_();
-    return;
-  }
-  const at::Tensor dlse = bwd.dlse.masked_fill(bwd.lse.isinf(), 0.0).unsqueeze(-1);
-  bwd.dmask.copy_(at::sum_to(dlse, bwd.dmask.sizes()));
+  at::Tensor sum = bwd.dlse.defined() ? bwd.dlse.masked_fill(bwd.lse.isinf(), 0.0)
+                                      : at::zeros_like(bwd.lse);
+  if (bwd.problem.sinks.defined()) sum = sum + sink_shares(bwd.problem, bwd.lse, bwd.delta);
+  bwd.dmask.copy_(at::sum_to(sum.unsqueeze(-1), bwd.dmask.sizes()));
 }
 
 void launch_dmask(const Backward& bwd) {
@@ -233,10 +239,7 @@ AttnGradients flash_bwd_in_float32(const char* op, const AttnProblem& problem,
 
 at::Tensor sinks_gradient(const AttnProblem& problem, const at::Tensor& lse,
                           const at::Tensor& delta) {
-  const at::Tensor sinks = problem.sinks.unsqueeze(1);
-  // A sink of -inf has no weight, also where no key leaves lse at -inf.
-  const at::Tensor weight = at::exp(sinks - lse).masked_fill(sinks.isneginf(), 0.0);
-  return -(weight * delta).sum({0, 2});
+  return -sink_shares(problem, lse, delta).sum({0, 2});
 }
 
 AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Tensor& out,

@@ -245,7 +245,7 @@ SCORED = [
     for case in (Case(2, 4, 2, 37, 70, 40), Case(2, 4, 2, 70, 37, 24, 40))
     for options in (
         {"window": (5, 9)},
-        {"window": (0, -1), "causal": True, "mask": "bool"},
+        {"window": (1, -1), "causal": True, "mask": "bool"},
         {"softcap": 1.5, "mask": "float_heads"},
         {"alibi": "batch", "causal": True},
         {"sinks": True, "mask": "bool_rows"},

@@ -19,6 +19,7 @@ def check(
     *,
     dtype: torch.dtype | None = None,
     case_id: str = "",
+    slack: float = 0.0,
 ) -> None:
     """Raises AssertionError unless max|got - ref| <= 2 * max|lowp - ref| + floor of the dtype.
 
@@ -28,10 +29,10 @@ def check(
         lowp: the same maths in plain torch in the dtype of `got`; None = the floor alone.
         dtype: the dtype that sets the floor; None = that of `got`.
         case_id: printed in front of every message.
+        slack: added to the bound.
     """
-    floor = FLOOR[dtype or got.dtype]
     got64, ref64 = _comparable(got, ref, case_id)
-    bound = floor
+    bound = FLOOR[dtype or got.dtype] + slack
     if lowp is not None:
         lowp_error = (lowp.detach().cpu().double() - ref64).abs()
         # A plain float16 product that overflowed says nothing about the error allowed to us.

@@ -1,5 +1,6 @@
 """How gradients are judged: against float64 autograd through the oracle, by `checks.check`."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -69,8 +70,16 @@ def check_gradients(
     for name, gradient in got.items():
         assert gradient.dtype == operands[name].dtype, f"{case_id}: dtype of {name}'s gradient"
         assert gradient.device == operands[name].device
-        check(gradient, ref[name], lowp[name], dtype=dtype, case_id=f"{case_id}, {name}")
+        slack = sinks_slack(grad_out) if name == "sinks" else 0.0
+        check(gradient, ref[name], lowp[name], dtype=dtype, case_id=f"{case_id}, {name}",
+              slack=slack)
     return got
+
+
+def sinks_slack(grad_out: Tensor) -> float:
+    """What the rounding of `out` may cost the gradient of a sink, a sum over all of a head."""
+    terms = grad_out.numel() / max(grad_out.shape[1], 1)
+    return torch.finfo(grad_out.dtype).eps / 2 * math.sqrt(terms)
 
 
 def case_operands(case: Case, device: torch.device | str, seed: int = 0) -> Operands:

@@ -40,12 +40,21 @@ def _backward(dtype: torch.dtype, mask: torch.Tensor | None = None, of_lse: bool
     assert query.grad is not None and (mask is None or mask.grad is not None)
 
 
-def _cached(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> None:
+def _backward_of_sinks(dtype: torch.dtype) -> None:
+    query, sinks = _zeros(dtype, 1, 2, 3, 8).requires_grad_(), _zeros(dtype, 2).requires_grad_()
+    torch_flash_mps.attention(
+        query, query, query, window_left=1, softcap=30.0, alibi_slopes=_zeros(torch.float32, 2),
+        sinks=sinks,
+    ).sum().backward()
+    assert query.grad is not None and sinks.grad is not None
+
+
+def _cached(dtype: torch.dtype, cache_dtype: torch.dtype | None = None, **options) -> None:
     pages = _zeros(cache_dtype or dtype, 2, 2, 16, 8)
     scale = None if cache_dtype is None else _zeros(torch.float32, 2, 2, 16)
     torch.ops.flash_mps.attention_with_kvcache(
         _zeros(dtype, 1, 4, 3, 8), pages, pages, k_scale=scale, v_scale=scale,
-        seqlens_k=_zeros(torch.int32, 1) + 20, block_table=_zeros(torch.int32, 1, 2),
+        seqlens_k=_zeros(torch.int32, 1) + 20, block_table=_zeros(torch.int32, 1, 2), **options,
     )
 
 
@@ -87,6 +96,10 @@ FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     "`softcap`": lambda t: _call(t, softcap=30.0),
     "`alibi_slopes`": lambda t: _call(t, alibi_slopes=_zeros(torch.float32, 2)),
     "`sinks`": lambda t: _call(t, sinks=_zeros(torch.float32, 2)),
+    "gradients with all of these, of `sinks` too": lambda t: _backward_of_sinks(t),
+    "KV cache with all of these": lambda t: _cached(
+        t, window_left=9, softcap=30.0, alibi_slopes=_zeros(torch.float32, 4), sinks=_zeros(t, 4)
+    ),
     "`dropout_p` > 0": lambda t: _call(t, dropout_p=0.1),
 }
 

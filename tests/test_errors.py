@@ -113,36 +113,69 @@ CALLS = {
     "PY-07-dropout": (
         "attention(Q, K, K, None, 0.5)", "NotImplementedError",
         ["attention: dropout_p", "not supported yet"]),
-    "window-left": (
-        "attention(Q, K, K, window_left=2)", "NotImplementedError",
-        ["attention: window_left", "not supported yet"]),
-    "window-right": (
-        "attention(Q, K, K, window_right=0)", "NotImplementedError",
-        ["attention: window_right", "not supported yet"]),
     "window-left-below-minus-1": (
         "attention(Q, K, K, window_left=-2)", "RuntimeError",
         ["attention: expected window_left of -1", "-2"]),
-    "KF-24-softcap": (
-        "attention(Q, K, K, softcap=30.0)", "NotImplementedError",
-        ["attention: softcap", "not supported yet"]),
+    "window-right-below-minus-1": (
+        "attention(Q, K, K, window_right=-3)", "RuntimeError",
+        ["attention: expected window_right of -1 (unlimited) or more", "-3"]),
     "KF-24-softcap-negative": (
         "attention(Q, K, K, softcap=-1.0)", "RuntimeError",
         ["attention: expected softcap of 0 (off) or a positive number", "-1"]),
     "KF-24-softcap-nan": (
         "attention(Q, K, K, softcap=float('nan'))", "RuntimeError",
         ["attention: expected softcap of 0 (off) or a positive number", "nan"]),
-    "alibi": (
-        "attention(Q, K, K, alibi_slopes=t(4))", "NotImplementedError",
-        ["attention: alibi_slopes", "not supported yet"]),
-    "sinks": (
-        "attention(Q, K, K, sinks=t(4))", "NotImplementedError",
-        ["attention: sinks", "not supported yet"]),
+    "KF-24-softcap-infinite": (
+        "attention(Q, K, K, softcap=float('inf'))", "RuntimeError",
+        ["attention: expected softcap of 0 (off) or a positive number", "inf"]),
+    "PY-13-alibi-of-too-many-heads": (
+        "attention(Q, K, K, alibi_slopes=t(5))", "RuntimeError",
+        ["attention: expected alibi_slopes of shape [4] or [2, 4]", "[5]"]),
+    "PY-13-alibi-of-kv-heads": (
+        "attention(Q, K[:, :2], K[:, :2], alibi_slopes=t(2, 2), enable_gqa=True)", "RuntimeError",
+        ["attention: expected alibi_slopes of shape [4] or [2, 4]", "[2, 2]"]),
+    "PY-13-alibi-of-another-batch": (
+        "attention(Q, K, K, alibi_slopes=t(1, 4))", "RuntimeError",
+        ["attention: expected alibi_slopes of shape [4] or [2, 4]", "[1, 4]"]),
+    "alibi-dtype": (
+        "attention(Q, K, K, alibi_slopes=t(4, dtype=torch.float16))", "RuntimeError",
+        ["attention: expected alibi_slopes of dtype Float or query's, Float", "Half"]),
+    "alibi-int64": (
+        "attention(Q.half(), K.half(), K.half(), alibi_slopes=t(4, dtype=torch.int64))",
+        "RuntimeError",
+        ["attention: expected alibi_slopes of dtype Float or query's, Half", "Long"]),
+    "HD-06-alibi-on-cpu": (
+        "attention(Q, K, K, alibi_slopes=t(4, device='cpu'))", "RuntimeError",
+        ["attention: expected alibi_slopes on the device of query, mps", "cpu"]),
+    "alibi-with-rank-3": (
+        "attention(Q[0], K[0], K[0], alibi_slopes=t(4))", "RuntimeError",
+        ["attention: expected alibi_slopes with query of rank 4 or more", "[4]"]),
+    "KF-25-sinks-of-kv-heads": (
+        "attention(Q, K[:, :2], K[:, :2], sinks=t(2), enable_gqa=True)", "RuntimeError",
+        ["attention: expected sinks of shape [4]", "[2]"]),
+    "KF-25-sinks-of-a-batch": (
+        "attention(Q, K, K, sinks=t(2, 4))", "RuntimeError",
+        ["attention: expected sinks of shape [4]", "[2, 4]"]),
+    "sinks-dtype": (
+        "attention(Q.half(), K.half(), K.half(), sinks=t(4, dtype=torch.bfloat16))",
+        "RuntimeError", ["attention: expected sinks of dtype Float or query's, Half", "BFloat16"]),
+    "HD-06-sinks-on-cpu": (
+        "attention(Q, K, K, sinks=t(4, device='cpu'))", "RuntimeError",
+        ["attention: expected sinks on the device of query, mps", "cpu"]),
+    "sinks-with-rank-3": (
+        "with_lse(Q[0], K[0], K[0], sinks=t(4))", "RuntimeError",
+        ["attention_with_lse: expected sinks with query of rank 4 or more", "[4]"]),
     "alibi-requires-grad": (
         "attention(Q, K, K, alibi_slopes=t(4).requires_grad_())", "NotImplementedError",
         ["attention: the gradient of alibi_slopes is not supported yet"]),
-    "sinks-requires-grad": (
-        "with_lse(Q, K, K, sinks=t(4).requires_grad_())", "NotImplementedError",
-        ["attention_with_lse: the gradient of sinks is not supported yet"]),
+    "BW-13-double-backward-of-sinks": (
+        "(sinks := t(4).requires_grad_()) is not None and "
+        "attention(Q, K, K, sinks=sinks).sum().backward(create_graph=True) or "
+        "sinks.grad.sum().backward()", "RuntimeError",
+        ["attention_backward: double backward is not supported", "scaled_dot_product_attention"]),
+    "BW-13-forward-mode-of-sinks": (
+        "torch.func.jvp(lambda s: attention(Q, K, K, sinks=s), (t(4),), (t(4),))",
+        "NotImplementedError", ["attention: forward-mode differentiation is not supported"]),
     "BW-13-double-backward": (
         "attention(Q.requires_grad_(), K, K).sum().backward(create_graph=True) or "
         "Q.grad.sum().backward()", "RuntimeError",
@@ -154,6 +187,9 @@ CALLS = {
     "BW-13-vmap-over-sinks": (
         "torch.vmap(lambda sinks: attention(Q, K, K, sinks=sinks))(t(3, 4))",
         "NotImplementedError", ["attention: torch.vmap over sinks is not supported"]),
+    "BW-13-vmap-over-alibi": (
+        "torch.vmap(lambda slopes: attention(Q, K, K, alibi_slopes=slopes))(t(3, 4))",
+        "NotImplementedError", ["attention: torch.vmap over alibi_slopes is not supported"]),
     "PY-11-tensor-scale": (
         "attention(Q, K, K, scale=torch.ones(2))", "RuntimeError|TypeError", ["scale"]),
     "unknown-option": (

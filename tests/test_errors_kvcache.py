@@ -142,6 +142,27 @@ CALLS = {
     "mask-requires-grad": (
         "op(Q, K, K, t(3, 16).requires_grad_())", "RuntimeError",
         [NAME + "expected attn_mask without requires_grad", "no gradient"]),
+    "window-left-below-minus-1": (
+        "op(Q, K, K, window_left=-2)", "RuntimeError",
+        [NAME + "expected window_left of -1 (unlimited) or more", "-2"]),
+    "KF-24-softcap-negative": (
+        "op(Q, K, K, softcap=-1.0)", "RuntimeError",
+        [NAME + "expected softcap of 0 (off) or a positive number", "-1"]),
+    "PY-13-alibi-shape": (
+        "op(Q, K, K, alibi_slopes=t(2))", "RuntimeError",
+        [NAME + "expected alibi_slopes of shape [4] or [2, 4]", "[2]"]),
+    "alibi-dtype": (
+        "op(Q, K, K, alibi_slopes=t(4, dtype=torch.int64))", "RuntimeError",
+        [NAME + "expected alibi_slopes of dtype Float or query's, Float", "Long"]),
+    "KF-25-sinks-shape": (
+        "op(Q, K, K, sinks=t(2, 4))", "RuntimeError",
+        [NAME + "expected sinks of shape [4]", "[2, 4]"]),
+    "HD-06-sinks-on-cpu": (
+        "op(Q, K, K, sinks=t(4, device='cpu'))", "RuntimeError",
+        [NAME + "expected sinks on the device of query, mps", "cpu"]),
+    "sinks-require-grad": (
+        "op(Q, K, K, sinks=t(4).requires_grad_())", "RuntimeError",
+        [NAME + "expected sinks without requires_grad", "no gradient"]),
     "unknown-option": (
         "op(Q, K, K, windw=3)", "RuntimeError|TypeError", ["windw"]),
 }

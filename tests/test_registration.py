@@ -20,6 +20,9 @@ OPTIONS = {
     "value-dim": (Case(2, 4, 4, 19, 33, 64, 40), {}),
     "bshd": (Case(2, 4, 4, 19, 33, layout="bshd"), {}),
     "bf16": (Case(2, 4, 4, 19, 33, dtype=torch.bfloat16), {}),
+    "window": (Case(2, 4, 4, 19, 33, window=(3, 8), causal=True), {}),
+    "scores": (Case(2, 4, 2, 19, 33, mask="float_heads", softcap=2.0, alibi="batch", sinks=True,
+                    window=(-1, 5)), {"enable_gqa": True}),
 }
 
 
@@ -36,6 +39,8 @@ def test_PY_09_opcheck(device, where, op, wants_gradients, name):
         mask = inputs.attn_mask
         if mask is not None and mask.is_floating_point():
             given["attn_mask"] = mask.masked_fill(mask == -torch.inf, -9.0).requires_grad_()
+        if case.sinks:
+            given["sinks"] = given["sinks"].detach().requires_grad_()
     tests = torch.library.opcheck.__kwdefaults__["test_utils"]
     if where == "mps":   # of which this one knows nothing
         tests = [one for one in tests if one != "test_autograd_registration"]
@@ -54,8 +59,8 @@ def backward_arguments(case, options, place, output_mask):
     return arguments, {
         "scale": inputs.scale, "enable_gqa": False, "window_left": -1, "window_right": -1,
         "softcap": 0.0, "alibi_slopes": None, "sinks": None, "is_bottom_right": False,
-        "output_mask": [*output_mask, has_float_mask],
-    } | options
+        "output_mask": [*output_mask, has_float_mask, case.sinks],
+    } | inputs.score_options | options
 
 
 @pytest.mark.parametrize("where", ["mps", "cpu"])
@@ -84,8 +89,10 @@ def test_backward_says_what_does_not_fit(device, where):
     ):
         with pytest.raises(RuntimeError, match=f"attention_backward: expected {said}"):
             BACKWARD(*changed, *rest, **options)
+    with pytest.raises(RuntimeError, match="expected sinks where their gradient .* got none"):
+        BACKWARD(*arguments, **options | {"output_mask": [True] * 3 + [False, True]})
     with pytest.raises(RuntimeError, match="float attn_mask where its gradient is .* got none"):
-        BACKWARD(*arguments, **options | {"output_mask": [True] * 4})
+        BACKWARD(*arguments, **options | {"output_mask": [True] * 4 + [False]})
 
 
 def _models_layout(batch, seqlen, heads, head_dim, device, dtype=torch.float32):
@@ -139,7 +146,7 @@ def test_PY_09_fake_strides_of_gradients_equal_real_ones(device, name, where):
         results.append(BACKWARD(
             torch.ones_like(out), None, q, k, v, out, lse, mask, 0.0, False, scale=None,
             enable_gqa=False, window_left=-1, window_right=-1, softcap=0.0, alibi_slopes=None,
-            sinks=None, is_bottom_right=False, output_mask=[True] * 4,
+            sinks=None, is_bottom_right=False, output_mask=[True] * 4 + [False],
         ))
     for one, other in zip(*results, strict=True):
         assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)

@@ -120,25 +120,24 @@ def test_IN_04_scaling_reaches_the_kernel(device):
     torch.testing.assert_close(out.flatten().cpu(), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("softcap", 30.0),
-        ("s_aux", torch.zeros(2)),
-        ("dropout", 0.1),
-    ],
-)
-def test_IN_04_options_of_a_later_version_are_refused_by_the_op(device, name, given):
-    given = given.to(device) if torch.is_tensor(given) else given
-    op_name = {"s_aux": "sinks", "dropout": "dropout_p"}.get(name, name)
-    with pytest.raises(RuntimeError, match=rf"{op_name}.*not supported yet"):
-        _attention(_Layer(True), 3, 3, device, **{name: given})
+def test_IN_04_dropout_is_refused_by_the_op(device):
+    with pytest.raises(RuntimeError, match=r"dropout_p.*not supported yet"):
+        _attention(_Layer(True), 3, 3, device, dropout=0.1)
+
+
+def test_IN_04_softcap_and_sinks_reach_the_kernel(device):
+    sinks = torch.tensor([0.0, 5.0]).to(device)
+    assert _attention(_Layer(True), 3, 3, device, s_aux=sinks) == [0.0, 0.33333, 0.75]
+    query = torch.tensor([[10.0, 0.0]], device=device).reshape(1, 1, 1, 2)
+    key = torch.eye(2, device=device).reshape(1, 1, 2, 2)
+    out, _ = integration.attention(_Layer(False), query, key, key, None, scaling=10.0, softcap=1.0)
+    expected = torch.softmax(torch.tensor([1.0, 0.0]), 0)
+    torch.testing.assert_close(out.flatten().cpu(), expected)
 
 
 def test_IN_04_softcap_of_a_model_is_not_dropped(device):
-    model = fused(tiny("gemma2", num_key_value_heads=2, head_dim=8), device)
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"softcap.*not supported yet"):
-        model(TOKENS.to(device))
+    model = tiny("gemma2", num_key_value_heads=2, head_dim=8, attn_logit_softcapping=0.05)
+    assert _largest_difference(model, device, input_ids=TOKENS) < 1e-4
 
 
 @pytest.mark.parametrize(
