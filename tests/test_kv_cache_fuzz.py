@@ -40,6 +40,9 @@ class Story:
     lengths: tuple[int, ...]
     leftpad: tuple[int, ...] | None
     calls: tuple[tuple[int, int], ...]   # new tokens; queries, 0 = as many
+    window: tuple[int, int]
+    softcap: float
+    alibi: str | None   # "heads" or "batch": slopes of each head, or of each sequence too
     restarts: int | None   # the sequence that begins anew after the first call
     seed: int
 
@@ -63,6 +66,9 @@ def stories(draw) -> Story:
         calls=tuple(draw(st.lists(
             st.tuples(st.sampled_from([0, 1, 1, 1, 2, 7, 17]), st.sampled_from([0, 0, 1, 3])),
             min_size=1, max_size=4))),
+        window=draw(st.sampled_from([(-1, -1), (-1, 0), (0, -1), (17, 3), (100, -1)])),
+        softcap=draw(st.sampled_from([0.0, 0.0, 1.5])),
+        alibi=draw(st.sampled_from([None, "heads", "batch"])),
         restarts=draw(st.none() | st.integers(0, batch - 1)),
         seed=draw(st.integers(0, 2**16)),
     )
@@ -111,6 +117,12 @@ def tell(story: Story, place: torch.device) -> None:
         rotation = Rotation(*angles(2 * CAPACITY, 16), story.interleaved)
         named = {"rotary_cos": rotation.cos.to(place), "rotary_sin": rotation.sin.to(place),
                  "rotary_interleaved": story.interleaved}
+    left, right = story.window
+    meant = {"window_left": left, "window_right": right, "softcap": story.softcap}
+    scores = {"window_size": story.window, "softcap": story.softcap}
+    if story.alibi is not None:
+        slopes = torch.rand(batch, heads_q) if story.alibi == "batch" else torch.rand(heads_q)
+        meant["alibi_slopes"], scores["alibi_slopes"] = slopes, slopes.to(place)
     for number, (seqlen_new, seqlen_q) in enumerate(story.calls):
         if number == 1 and story.restarts is not None:
             at.lengths[story.restarts] = 0
@@ -130,12 +142,12 @@ def tell(story: Story, place: torch.device) -> None:
         out, lse = flash_attn_with_kvcache(
             q.to(place), *tensors[:2], k_scale=tensors[2], v_scale=tensors[3],
             cache_seqlens=torch.tensor(at.lengths, dtype=torch.int32).to(place),
-            causal=story.causal, return_softmax_lse=True, **at.tensors(place), **options)
+            causal=story.causal, return_softmax_lse=True, **at.tensors(place), **scores, **options)
         at = at.advanced(seqlen_new)
         now = KvModel(*(None if x is None else x.cpu() for x in tensors))
         judge_cache(now, expected, f"{story}, call {number}")
-        ref, ref_lse = now.attend(at, turned, story.causal)
-        lowp, _ = now.attend(at, turned, story.causal, story.dtype)
+        ref, ref_lse = now.attend(at, turned, story.causal, **meant)
+        lowp, _ = now.attend(at, turned, story.causal, story.dtype, **meant)
         check(out, ref, lowp, case_id=f"{story}, call {number}")
         tolerance = 2e-5 if turned is q else 2e-5 + 8 * torch.finfo(story.dtype).eps
         check_exact(lse, ref_lse, tolerance, f"{story}, call {number}, lse")
