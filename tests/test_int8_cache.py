@@ -86,6 +86,29 @@ def test_attention_is_that_of_the_dequantised_cache(place, dtype, seqlen_q):
     check(out.cpu(), expected.transpose(1, 2), lowp.transpose(1, 2))
 
 
+@pytest.mark.parametrize("option", ["sliding_window", "softcap", "s_aux"])
+def test_IN_04_options_reach_the_kernel_of_the_8_bit_cache(place, option):
+    _, extend = _cache(place)
+    extend(29)
+    _, (key, value) = extend(1)
+    query = torch.randn(2, HEADS, 1, HEAD_DIM, device=place)
+    sinks = torch.tensor([0.5, -1.0], device=place)
+    given = {"sliding_window": 7, "softcap": 0.8, "s_aux": sinks}[option]
+    of_op = {
+        "sliding_window": {"window_left": 6, "causal_offset": 29},
+        "softcap": {"softcap": 0.8},
+        "s_aux": {"sinks": sinks},
+    }[option]
+    out, _ = attention(nn.Module(), query, key, value, None, scaling=0.3, **{option: given})
+    exact = [
+        Int8States(x.data.cpu(), x.scale.cpu()).dequantize(torch.float64) for x in (key, value)
+    ]
+    expected, _ = attention_ref(query, *exact, scale=0.3, **of_op)
+    without, _ = attention_ref(query, *exact, scale=0.3)
+    assert (expected - without).abs().max() > 0.01
+    check(out.cpu(), expected.transpose(1, 2))
+
+
 def test_a_decode_step_gives_the_logits_of_eager_on_the_same_cache(device):
     model = tiny("llama", num_key_value_heads=2)
     prompt, token = torch.arange(2 * 9).reshape(2, 9), torch.tensor([[3], [4]])
@@ -130,14 +153,13 @@ def test_crop_refuses_what_it_cannot_do(given):
         cache.crop(given)
 
 
-def test_IN_04_options_that_the_kernel_lacks_are_refused(place):
+def test_IN_04_dropout_over_the_cache_is_refused(place):
     _, extend = _cache(place)
     extend(4)
     _, (key, value) = extend(1)
     query = torch.zeros(2, HEADS, 1, HEAD_DIM, device=place)
-    for name, given in {"dropout": 0.1, "softcap": 30.0, "s_aux": torch.zeros(HEADS)}.items():
-        with pytest.raises(ValueError, match=f"{NAME}: {name} is not supported"):
-            attention(nn.Module(), query, key, value, None, **{name: given})
+    with pytest.raises(ValueError, match=f"{NAME}: dropout is not supported"):
+        attention(nn.Module(), query, key, value, None, dropout=0.1)
 
 
 def test_a_model_with_other_layers_is_refused():

@@ -8,6 +8,7 @@ package. Needs transformers 5.4 or later, whose mask functions receive lengths a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _IRRELEVANT = {
 
 # Boundaries of packed sequences. A mask already holds them; without one they would be lost.
 _PACKED = {"cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q", "seq_idx"}
+
+_OF_LAYER = -1   # a sliding_window that the model did not pass
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def attention(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | None = _OF_LAYER,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of transformers on `torch.ops.flash_mps.attention`.
@@ -95,12 +98,15 @@ def attention(
         query: `[batch, num_heads_q, seqlen_q, head_dim]`.
         key: `[batch, num_heads_kv, seqlen_k, head_dim]`; grouped heads are not repeated.
         value: `[batch, num_heads_kv, seqlen_k, head_dim_v]`. Both may be `Int8States`, which the
-            kernel dequantises in its registers; without dropout, softcap, s_aux and gradients then.
+            kernel dequantises in its registers; without dropout and gradients then.
         attention_mask: bool (True = visible) or float, broadcastable to
-            `[batch, num_heads_q, seqlen_q, seqlen_k]`; or None.
+            `[batch, num_heads_q, seqlen_q, seqlen_k]`. It says everything, the window too. None in
+            a causal layer: the queries are all the keys, or the newest of them.
         scaling: factor on the scores; None = 1 / sqrt(head_dim).
-        softcap, s_aux: passed on as the op's `softcap` and `sinks`.
-        sliding_window: only checked; a window that hides keys must be in the mask.
+        softcap: scores become `softcap * tanh(scores / softcap)`; None = off.
+        s_aux: `[num_heads_q]`, the sink of each head; differentiable.
+        sliding_window: how many keys a query of a causal layer sees, itself included; None = all.
+            Where a model does not pass it, what the layer and its config say of it counts.
 
     Returns:
         `[batch, seqlen_q, num_heads_q, head_dim_v]`, and None in place of the attention weights.
@@ -109,42 +115,29 @@ def attention(
         ValueError: for an argument that would change the result and is not supported.
     """
     _refuse_unsupported(kwargs, has_mask=attention_mask is not None)
-    seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
+    is_band = False   # whether queries see the keys up to their own only, without a mask
     if attention_mask is None:
-        if sliding_window is not None and seqlen_k > sliding_window:
-            raise ValueError(
-                f"{NAME}: sliding_window={sliding_window} hides some of {seqlen_k} keys, but no "
-                "attention_mask says which; build the mask with transformers.masking_utils"
-            )
-        if is_causal and seqlen_q not in (1, seqlen_k):
-            raise ValueError(
-                f"{NAME}: a causal layer with {seqlen_q} queries and {seqlen_k} keys needs an "
-                "attention_mask: without one it is not known where the queries stand among the "
-                "keys. Pass is_causal=False if every query sees every key"
-            )
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
+        window = _window_of(module, seqlen_k) if sliding_window == _OF_LAYER else sliding_window
+        _refuse_maskless(seqlen_q, seqlen_k, window, is_causal=is_causal)
+        # One query is the newest token and sees the keys up to the last.
+        is_band = is_causal and seqlen_q > 1
+        if window is not None and seqlen_k > window:
+            options["window_left"] = window - 1
     if isinstance(key, Int8States) and isinstance(value, Int8States):
-        refused = {"dropout": dropout or None, "softcap": softcap or None, "s_aux": s_aux}
-        _refuse_unsupported(refused, has_mask=True)
+        _refuse_unsupported({"dropout": dropout or None}, has_mask=True)
         out, _ = torch.ops.flash_mps.attention_with_kvcache(
-            query, key.data, value.data, attention_mask,
-            scale=scaling, k_scale=key.scale, v_scale=value.scale,
+            query, key.data, value.data, attention_mask, is_band,
+            k_scale=key.scale, v_scale=value.scale, **options,
         )
-        return out.transpose(1, 2).contiguous(), None
-    out = torch.ops.flash_mps.attention(
-        query,
-        key,
-        value,
-        attention_mask,
-        dropout,
-        # One query is the newest token and sees all keys; with a mask, the mask says everything.
-        attention_mask is None and seqlen_q > 1 and bool(is_causal),
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-        softcap=softcap or 0.0,
-        sinks=s_aux,
-    )
+    else:
+        out = torch.ops.flash_mps.attention(
+            query, key, value, attention_mask, dropout, is_band,
+            enable_gqa=query.shape[1] != key.shape[1], is_bottom_right=True, **options,
+        )
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -154,29 +147,92 @@ def attention_mask(
     kv_length: int,
     mask_function: Callable | None = None,
     allow_is_causal_skip: bool = True,
+    local_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
     """The mask for `attention`: bool `[batch, 1, q_length, kv_length]`, True = visible.
 
-    None where `attention` needs no mask: a causal layer whose queries are all the keys, or the
-    newest one, and an encoder without padding. A mask that is the same for every sequence or every
-    query is expanded by stride, not in memory.
+    None where `attention` needs no mask: a causal layer, with or without a sliding window, whose
+    queries are all the keys, or the newest one, and an encoder without padding. A mask that is the
+    same for every sequence or every query is expanded by stride, not in memory.
 
     Args:
         q_length, kv_length: how many queries and keys there are.
         mask_function: which pairs are visible, as a function of indexes; None = causal.
         allow_is_causal_skip: whether a causal mask may be left out.
+        local_size: the window or chunk that `mask_function` keeps to, None = neither.
         kwargs: the rest of transformers' mask arguments, passed on to its `sdpa_mask`.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+    allow_is_causal_skip = allow_is_causal_skip and q_length in (1, kv_length)
+    if allow_is_causal_skip and _is_causal_window(mask_function, local_size):
+        local_size = None   # sdpa_mask leaves a mask out where nothing is local
     return sdpa_mask(
         q_length=q_length,
         kv_length=kv_length,
         mask_function=mask_function or causal_mask_function,
-        allow_is_causal_skip=allow_is_causal_skip and q_length in (1, kv_length),
+        allow_is_causal_skip=allow_is_causal_skip,
+        local_size=local_size,
         **kwargs,
     )
+
+
+def _is_causal_window(mask_function: Callable | None, window: int | None) -> bool:
+    """Whether the function is transformers' causal sliding window and nothing besides."""
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    if window is None or torch.compiler.is_compiling():
+        return False
+    return _meaning(mask_function) == _meaning(sliding_window_causal_mask_function(window))
+
+
+def _meaning(what: Any) -> Any:
+    """Equal for functions of the same code over the same numbers and functions."""
+    if isinstance(what, FunctionType):
+        cells = what.__closure__ or ()
+        return what.__code__, tuple(_meaning(cell.cell_contents) for cell in cells)
+    if isinstance(what, tuple):
+        return tuple(map(_meaning, what))
+    return what if isinstance(what, int) else id(what)
+
+
+def _window_of(layer: nn.Module, seqlen_k: int) -> int | None:
+    """The window of a layer whose model does not pass it on."""
+    window = getattr(layer, "sliding_window", None)
+    config = getattr(layer, "config", None)
+    configured = getattr(config, "sliding_window", None)
+    if window is not None or configured is None:
+        return window
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        is_sliding = layer_types[layer.layer_idx] == "sliding_attention"
+        return configured if is_sliding else None
+    if seqlen_k > configured:
+        raise ValueError(
+            f"{NAME}: the config has sliding_window={configured}, but a layer with {seqlen_k} keys "
+            "says neither that it has a window nor that it has none; pass sliding_window to the "
+            "attention function"
+        )
+    return None
+
+
+def _refuse_maskless(
+    seqlen_q: int, seqlen_k: int, window: int | None, *, is_causal: bool
+) -> None:
+    """Raises where only a mask could say what is visible."""
+    if not is_causal and window is not None and seqlen_k > window:
+        raise ValueError(
+            f"{NAME}: sliding_window={window} hides some of {seqlen_k} keys of a layer that is not "
+            "causal, but no attention_mask says which; build the mask with "
+            "transformers.masking_utils"
+        )
+    if is_causal and seqlen_q not in (1, seqlen_k):
+        raise ValueError(
+            f"{NAME}: a causal layer with {seqlen_q} queries and {seqlen_k} keys needs an "
+            "attention_mask: without one it is not known where the queries stand among the "
+            "keys. Pass is_causal=False if every query sees every key"
+        )
 
 
 def _refuse_unsupported(kwargs: dict[str, Any], *, has_mask: bool) -> None:

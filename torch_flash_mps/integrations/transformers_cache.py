@@ -27,7 +27,7 @@ class Int8Cache(Cache):
 
     With `attn_implementation="metal_fused"` the kernel dequantises in its registers. Any other
     attention function is given dequantised tensors, in the dtype of the new states: slower, but the
-    same cache. Layers with a sliding window keep all tokens; the mask hides those outside.
+    same cache. Layers with a sliding window keep all tokens; those outside it are not read.
 
     Args:
         config: the model's. Its attention implementation may be changed later.
