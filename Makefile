@@ -69,6 +69,7 @@ bench: build .venv/.models
 	@$(PY) benchmarks/counters.py --op fwd
 	@$(PY) benchmarks/counters.py --op bwd
 	@$(PY) benchmarks/counters.py --op decode
+	@$(PY) benchmarks/counters.py --op score
 	@echo "==> Timing"
 	@$(PY) benchmarks/bench_attention.py --check
 

@@ -1,4 +1,5 @@
-"""Counts the work of our kernels on the simulated device: forward, backward or decode.
+"""Counts the work of our kernels on the simulated device: forward, backward or decode, or what
+windows and score modifiers change in all of them.
 
 A count is the same on every machine. All kernels run in checked mode in this one process, on the
 same inputs, and no count of a wrong result is printed. The exit status says whether ours keep the
@@ -16,7 +17,13 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks import counters_bwd, counters_decode, counters_fwd, unfused  # noqa: E402
+from benchmarks import (  # noqa: E402
+    counters_bwd,
+    counters_decode,
+    counters_fwd,
+    counters_score,
+    unfused,
+)
 from benchmarks.counting import SHAPES, table  # noqa: E402
 from benchmarks.readme import rewrite_section  # noqa: E402
 
@@ -39,6 +46,7 @@ SECTIONS: dict[str, Callable[[], dict[str, Section]]] = {
     "fwd": lambda: {"counters fwd": work_section(counters_fwd)},
     "bwd": lambda: {"counters bwd": work_section(counters_bwd), "unfused": unfused.section()},
     "decode": counters_decode.sections,
+    "score": counters_score.sections,
 }
 
 

@@ -139,7 +139,8 @@ def measure(case: Case) -> list[Work]:
     for path in FAMILIES:
         with on_path(path), simulator.checks(True):
             simulator.reset_counters()
-            check_gradients(operands, grad_out, case_id=f"{case.id} {path}", **case_options(case))
+            check_gradients(operands, grad_out, case_id=f"{case.id} {path}",
+                            **case_options(case, "mps"))
             dispatches = simulator.counters()
         dq, dkv = (tile(kernel, case, path) for kernel in ("flash_bwd_dq", "flash_bwd_dkv"))
         leasts = {

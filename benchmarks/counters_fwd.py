@@ -91,31 +91,39 @@ def least_work(case: Case, block_q: int) -> Least:
     )
 
 
-def kernels(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Kernel]:
-    """Ours on both paths, then the others. Nothing runs until a kernel's `run` is called."""
+def our_kernels(q: Tensor, k: Tensor, v: Tensor, **options) -> Iterable[Kernel]:
+    """Ours on both paths; options as the op's. Nothing runs until a kernel's `run` is called."""
     on_device = [x.to("mps") for x in (q, k, v)]
+    options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
     for path in FAMILIES:
         with on_path(path):
-            plan = torch_flash_mps.explain(*on_device, is_causal=case.causal)
+            plan = torch_flash_mps.explain(*on_device, **options)
             assert plan["path"] == path, f"expected the {path} path, got {plan}"
             yield Kernel(
                 f"ours, {path}", plan["block_q"], plan["block_k"], path,
-                lambda: torch.ops.flash_mps.attention(*on_device, is_causal=case.causal),
+                lambda: torch.ops.flash_mps.attention(*on_device, **options),
             )
+
+
+def all_kernels(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Kernel]:
+    """Ours, then the others."""
+    yield from our_kernels(q, k, v, is_causal=case.causal)
     others = {"PyTorch": torch_prefill, "MLX": mlx_steel}
     for name, call in others.items():
         yield Kernel(name, *TILES[case.head_dim], "staged",
                      lambda call=call: call(q, k, v, causal=case.causal))
 
 
-def measure(case: Case) -> list[Work]:
+def measure(case: Case, *, only_ours: bool = False) -> list[Work]:
     """Runs every kernel on one shape; raises AssertionError for a wrong result."""
-    q, k, v = (x.contiguous() for x in make_inputs(case).operands)
-    ref, _ = attention_ref(q, k, v, is_causal=case.causal)
-    lowp = attention_lowp(q, k, v, is_causal=case.causal)
+    inputs = make_inputs(case)
+    q, k, v = (x.contiguous() for x in inputs.operands)
+    ref, _ = attention_ref(q, k, v, **inputs.options)
+    lowp = attention_lowp(q, k, v, **inputs.options)
+    kernels = our_kernels(q, k, v, **inputs.options) if only_ours else all_kernels(case, q, k, v)
     works = []
     with simulator.checks(True):
-        for kernel in kernels(case, q, k, v):
+        for kernel in kernels:
             simulator.reset_counters()
             out = kernel.run()
             (counts,) = simulator.counters()
@@ -128,30 +136,33 @@ def measure(case: Case) -> list[Work]:
     return works
 
 
+def check_visits(bars: Bars, work: Work) -> None:
+    """What a kernel does with the blocks that it visits, and that it visits no others."""
+    who = f"{work.case.id} {work.kernel.name}"
+    products = work.counts["matrix_products"]
+    bars.check(who, "8x8 products", products,
+               1.05 * work.products_of(work.visible_blocks, work.kernel.block_q))
+    # Each simdgroup visits on its own: strips of 8 rows are the finest count of visits.
+    visited = products / work.products_of(1, FRAGMENT)
+    bars.check(who, "visited strips of 8 rows", visited, work.visible_strips, work.visible_strips)
+    written = work.least.bytes_written
+    bars.check(who, "device bytes written", work.counts["device_bytes_written"], written, written)
+    bars.check(who, "barriers per visited K block", work.barriers_per_block,
+               2 if work.kernel.path == "staged" else 0)
+
+
 def broken_bars(works: list[Work]) -> list[str]:
     """What ours on one shape do more of than they may, one sentence each."""
     by_name = {work.kernel.name: work for work in works}
     staged, direct = by_name["ours, staged"], by_name["ours, direct"]
     bars = Bars()
-
-    def bar(work: Work, *what_and_values) -> None:
-        bars.check(f"{work.case.id} {work.kernel.name}", *what_and_values)
-
     for work in (staged, direct):
-        products = work.counts["matrix_products"]
-        bar(work, "8x8 products", products,
-            1.05 * work.products_of(work.visible_blocks, work.kernel.block_q))
-        # Each simdgroup visits on its own: strips of 8 rows are the finest count of visits.
-        visited = products / work.products_of(1, FRAGMENT)
-        bar(work, "visited strips of 8 rows", visited, work.visible_strips, work.visible_strips)
-        written = work.least.bytes_written
-        bar(work, "device bytes written", work.counts["device_bytes_written"], written, written)
-    bar(staged, "barriers per visited K block", staged.barriers_per_block, 2)
-    bar(direct, "barriers per visited K block", direct.barriers_per_block, 0)
-    bar(staged, "device bytes read", staged.device_bytes_read,
-        by_name["PyTorch"].device_bytes_read)
-    bar(direct, "distinct bytes per threadgroup", direct.distinct_bytes,
-        staged.device_bytes_read / staged.counts["threadgroups"])
+        check_visits(bars, work)
+    bars.check(f"{staged.case.id} ours, staged", "device bytes read", staged.device_bytes_read,
+               by_name["PyTorch"].device_bytes_read)
+    bars.check(f"{direct.case.id} ours, direct", "distinct bytes per threadgroup",
+               direct.distinct_bytes,
+               staged.device_bytes_read / staged.counts["threadgroups"])
     return bars.broken
 
 

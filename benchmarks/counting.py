@@ -47,7 +47,9 @@ def on_cores(count: int) -> Iterator[None]:
 
 def num_blocks(case: Case, rows: int, columns: int) -> int:
     """Blocks of the score matrix with a visible pair, over all heads of all batches."""
-    visible = visible_pairs(case.seqlen_q, case.seqlen_k, is_causal=case.causal)
+    left, right = case.window
+    visible = visible_pairs(case.seqlen_q, case.seqlen_k, is_causal=case.causal, window_left=left,
+                            window_right=right)
     padded = torch.zeros(-(-case.seqlen_q // rows) * rows, -(-case.seqlen_k // columns) * columns)
     padded[: case.seqlen_q, : case.seqlen_k] = visible
     blocks = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).amax((1, 3))

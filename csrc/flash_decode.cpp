@@ -26,6 +26,13 @@ double work(const AttnProblem& problem) {
          static_cast<double>(problem.head_dim + problem.head_dim_v);
 }
 
+// Keys that at least one query sees, by position; of a cache, when its sequences are full.
+int64_t keys_in_band(const AttnProblem& problem) {
+  const KeyBand band = key_band(problem);
+  const int64_t begin = std::clamp<int64_t>(band.begin, 0, problem.seqlen_k);
+  return std::clamp(band.end + problem.seqlen_q - 1, begin, problem.seqlen_k) - begin;
+}
+
 const Tiling* choose_tiling(const AttnProblem& problem) {
   const auto limit = int64_t{std::numeric_limits<int>::max()};
   if (problem.head_dim > limit || problem.head_dim_v > limit) return nullptr;
@@ -181,7 +188,7 @@ FlashDecodePlan plan_flash_decode(const AttnProblem& problem, const CachedAttent
   plan.num_splits = cached != nullptr && cached->num_splits > 0
                         ? cached->num_splits
                         : num_splits(problem.batch * plan.num_row_blocks, problem.num_heads_kv,
-                                     problem.seqlen_k, family, gpu_cores);
+                                     keys_in_band(problem), family, gpu_cores);
   const bool is_split = plan.num_splits > 1;
   plan.key = {
       .op = Op::FlashDecode,
