@@ -79,6 +79,22 @@ def test_DE_04_around_every_threshold(device, heads):
     assert len(seen) == len(begins) + 1
 
 
+def test_keys_outside_every_window_make_no_splits(device, on_cores):
+    on_cores(16)
+    gpu = extension().gpu_family(), extension().gpu_cores()
+    q, k, v = make_inputs(Case(1, 1, 1, 3, 4096, 16, dtype=torch.float16), device).operands
+
+    def splits(**options):
+        return explain(q, k, v, **options)["num_splits"]
+
+    # Of the three queries, which stand at keys 0, 1 and 2, the last sees the farthest key.
+    for right in (0, 100, 255, 1000, 4090, 5000):
+        keys = min(right + 3, 4096)
+        assert splits(window_right=right) == num_splits(1, 1, keys, *gpu)
+    assert splits(window_left=5) == splits() == num_splits(1, 1, 4096, *gpu)
+    assert splits(is_causal=True) == 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["apple7", "apple9", "apple10"])
 @pytest.mark.parametrize("cores", [1, 16, 80])
