@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_flash_mps
 from torch_flash_mps._extension import extension
-from torch_flash_mps.reference import attention_ref
+from torch_flash_mps.reference import attention_ref, visible_pairs
 
 if sys.platform != "darwin":
     import torch_flash_mps.simulator as simulator
@@ -23,6 +23,7 @@ extension()   # loads the ops
 ATTENTION = {
     torch.ops.flash_mps.attention.default, torch.ops.flash_mps.attention_with_kvcache.default
 }
+BAND = ("is_causal", "window_left", "window_right")
 
 
 class OpCounter(TorchDispatchMode):
@@ -102,6 +103,7 @@ def kernels_of(calls) -> list[str]:
 def _kernel_on_a_mac(op, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str:
     if op is not torch.ops.flash_mps.attention.default:
         return "flash_decode"   # the only one that reads a KV cache
+    options.pop("is_bottom_right", None)   # the same kernel either way
     return torch_flash_mps.explain(query, key, value, **options)["kernel"]
 
 
@@ -120,8 +122,8 @@ def bytes_read(calls) -> tuple[int, int] | None:
         read = sum(row["device_bytes_read"] for row in simulator.counters())
         simulator.reset_counters()
     least = 0
-    for _, arguments in calls:
-        least += _bytes_of_visible_keys(**arguments)
+    for op, arguments in calls:
+        least += _bytes_of_visible_keys(op, **arguments)
         read -= _distinct_bytes(arguments["query"]) + _distinct_bytes(arguments.get("attn_mask"))
     return read, least
 
@@ -136,9 +138,10 @@ def largest_error(calls) -> float:
             arguments[name].cpu().double() * _per_token(arguments.get(f"{name[0]}_scale"))
             for name in ("key", "value")
         )
+        options = {name: arguments[name]
+                   for name in ("attn_mask", "scale", "softcap", "sinks") if name in arguments}
         expected, _ = attention_ref(
-            arguments["query"], key, value, scale=arguments.get("scale"),
-            attn_mask=arguments.get("attn_mask"), is_causal=arguments.get("is_causal", False),
+            arguments["query"], key, value, **options, **_band(op, arguments)
         )
         error = (out.cpu() - expected).abs().max() / expected.abs().max()
         worst = max(worst, error.item())
@@ -149,14 +152,25 @@ def _per_token(scale: Tensor | None) -> Tensor | float:
     return 1.0 if scale is None else scale.cpu().double().unsqueeze(-1)
 
 
-def _bytes_of_visible_keys(query: Tensor, key: Tensor, value: Tensor,
+def _band(op, arguments) -> dict[str, Any]:
+    """Which keys the positions of the queries let them see, as `attention_ref` takes it."""
+    seqlen_q, seqlen_k = (arguments[name].shape[-2] for name in ("query", "key"))
+    is_cache = op is not torch.ops.flash_mps.attention.default
+    is_bottom_right = is_cache or arguments.get("is_bottom_right", False)
+    band = {name: arguments[name] for name in BAND if name in arguments}
+    return band | {"causal_offset": seqlen_k - seqlen_q if is_bottom_right else 0}
+
+
+def _bytes_of_visible_keys(op, query: Tensor, key: Tensor, value: Tensor,
                            attn_mask: Tensor | None = None, k_scale: Tensor | None = None,
-                           **_: Any) -> int:
+                           **others: Any) -> int:
     batch, num_heads_kv, seqlen_k, head_dim = key.shape
-    num_keys = batch * seqlen_k
+    band = _band(op, others | {"query": query, "key": key})
+    visible = visible_pairs(query.shape[-2], seqlen_k, **band)[None, None]
     if attn_mask is not None:   # [batch or 1, 1, seqlen_q, seqlen_k]
-        visible = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -torch.inf
-        num_keys = visible.any(1).any(1).expand(batch, seqlen_k).sum().item()
+        mask = attn_mask.cpu()
+        visible = visible & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+    num_keys = visible.any(1).any(1).expand(batch, seqlen_k).sum().item()
     of_one = head_dim * key.itemsize + value.shape[-1] * value.itemsize
     return num_keys * num_heads_kv * (of_one + (0 if k_scale is None else 2 * k_scale.itemsize))
 

@@ -2,12 +2,14 @@
 and in generation, and the gradients of all parameters.
 """
 
+import measure
 import pytest
 import torch
 from tiny_models import fused, tiny
 from transformers import DynamicCache
 
 from torch_flash_mps.integrations import transformers as integration
+from torch_flash_mps.integrations.transformers_cache import Int8Cache
 
 HYBRID = ["sliding_attention", "full_attention"]
 # Weights so large that scores, softcap and sinks matter (`test_every_option_changes_the_logits`).
@@ -33,6 +35,13 @@ MODELS = {
         "sliding_window": 4, "layer_types": HYBRID, "num_experts": 2, "num_experts_per_tok": 1,
         "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
     },
+}
+# IN-06: queries and keys of 24 columns, values of 16.
+MODELS["deepseek_v3"] = {
+    "initializer_range": 0.3, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 2,
+    "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
 }
 # The same models without one of their options.
 WITHOUT = {
@@ -123,6 +132,22 @@ def test_IN_03_generation_equals_eager_without_a_mask(device, masks, name):
     for one, other in zip(got.logits, expected.logits, strict=True):
         _close(one, other)
     assert masks == [None] * 2 * 6
+
+
+@pytest.mark.parametrize("cache", [DynamicCache, Int8Cache])
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_a_step_reads_the_keys_inside_its_window_once(device, name, cache):
+    """Measured as examples/generate.py does. The 8-bit cache keeps the keys outside, too."""
+    model = fused(_model(name), device)
+    with torch.no_grad(), measure.Recorder(model) as recorder:
+        cache = cache(config=model.config)
+        model(TOKENS.to(device), cache=cache)
+        for token in TOKENS[:, :2].split(1, dim=1):
+            model(token.to(device), cache=cache)
+    assert measure.largest_error(recorder.passes[-1].calls) < 1e-5
+    measured = measure.bytes_read(recorder.passes[-1].calls)
+    if measured is not None:   # a Mac does not count
+        assert measured[0] == measured[1]
 
 
 def _gradients(model):
