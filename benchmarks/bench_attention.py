@@ -149,7 +149,7 @@ def contiguous(inputs: Inputs, device: str) -> Inputs:
         return None if x is None else x.contiguous().to(device)
 
     return Inputs(*map(place, inputs.operands), place(inputs.attn_mask), inputs.is_causal,
-                  inputs.scale)
+                  inputs.scale, inputs.score_options)
 
 
 def attention_calls(inputs: Inputs) -> Calls:

@@ -184,8 +184,8 @@ at::Tensor sink_shares(const AttnProblem& problem, const at::Tensor& lse, const 
 
 // A bias that is the same for every key shifts all scores of a row alike: nothing but lse feels it.
 void sum_dlse(const Backward& bwd) {
-  at::Tensor sum = bwd.dlse.defined() ? bwd.dlse.masked_fill(bwd.lse.isinf(), 0.0)
-                                      : at::zeros_like(bwd.lse);
+  at::Tensor sum =
+      bwd.dlse.defined() ? bwd.dlse.masked_fill(bwd.lse.isinf(), 0.0) : at::zeros_like(bwd.lse);
   if (bwd.problem.sinks.defined()) sum = sum + sink_shares(bwd.problem, bwd.lse, bwd.delta);
   bwd.dmask.copy_(at::sum_to(sum.unsqueeze(-1), bwd.dmask.sizes()));
 }
