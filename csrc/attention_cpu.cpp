@@ -7,6 +7,8 @@
 #include <array>
 #include <limits>
 
+#include "../metal/philox.h"
+
 namespace flash_mps {
 
 namespace {
@@ -50,6 +52,27 @@ at::Tensor scores(const AttnProblem& problem) {
   return s.masked_fill((distance < begin).logical_or_(distance >= end), -kInfinity);
 }
 
+// What dropout multiplies each pair by, 0 or 1 / (1 - dropout_p): float32 [B, Hq, Sq, Sk].
+at::Tensor dropout_factors(const AttnProblem& problem) {
+  const int64_t heads = problem.batch * problem.num_heads_q;
+  const at::Tensor factors = at::empty(
+      {problem.batch, problem.num_heads_q, problem.seqlen_q, problem.seqlen_k}, at::kFloat);
+  const PhiloxKey key = {problem.dropout_key[0], problem.dropout_key[1]};
+  const uint32_t threshold = dropout_threshold(problem);
+  const float scale = dropout_scale(problem);
+  auto* factor = factors.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < heads * problem.seqlen_q; ++row) {
+    const auto head_idx = static_cast<uint32_t>(row / problem.seqlen_q);
+    const auto q_idx = static_cast<uint32_t>(row % problem.seqlen_q);
+    PhiloxWords random{};
+    for (int64_t k = 0; k < problem.seqlen_k; ++k) {
+      if (k % 4 == 0) random = dropout_words(key, head_idx, q_idx, static_cast<uint32_t>(k));
+      *factor++ = random.words[k % 4] >= threshold ? scale : 0.0f;
+    }
+  }
+  return factors;
+}
+
 // float32 [Hq, 1, 1]
 at::Tensor sink_column(const AttnProblem& problem) {
   return problem.sinks.unsqueeze(-1).unsqueeze(-1);
@@ -77,7 +100,8 @@ std::tuple<at::Tensor, at::Tensor> attention_cpu(const AttnProblem& problem, boo
     const at::Tensor unseen = (s == -kInfinity).unflatten(1, heads).flatten(2, 3).all(2);
     const at::Tensor value =
         to_float(problem.value, problem.batch).masked_fill(unseen.unsqueeze(-1), 0.0).unsqueeze(2);
-    const at::Tensor sums = at::matmul(p.unflatten(1, heads), value).flatten(1, 2);
+    const at::Tensor kept = problem.dropout_p != 0.0 ? p * dropout_factors(problem) : p;
+    const at::Tensor sums = at::matmul(kept.unflatten(1, heads), value).flatten(1, 2);
     out.copy_(sums / l.masked_fill(l == 0.0, 1.0));
     if (has_lse) lse.copy_((shift + at::log(l)).squeeze(-1));
   }
@@ -109,11 +133,14 @@ AttnGradients attention_backward_cpu(const char* /*op*/, const AttnProblem& prob
   const auto store = [&](const at::Tensor& operand, const at::Tensor& gradient) {
     return empty_gradient(problem, operand).copy_(at::sum_to(gradient, operand.sizes()));
   };
+  const at::Tensor factors =
+      problem.dropout_p != 0.0 ? gather(dropout_factors(problem)) : at::ones({}, at::kFloat);
   if (wanted.value) {
-    gradients.value = store(problem.value, at::matmul(p.transpose(-1, -2), grad_rows));
+    gradients.value = store(problem.value, at::matmul((p * factors).transpose(-1, -2), grad_rows));
   }
   const at::Tensor value = to_float(problem.value, batch);
-  const at::Tensor grad_p = at::matmul(grad_rows, value.transpose(-1, -2)).masked_fill(hidden, 0.0);
+  const at::Tensor grad_p =
+      (at::matmul(grad_rows, value.transpose(-1, -2)) * factors).masked_fill(hidden, 0.0);
   // Equal to rowsum(grad_out * out), but for the rounding of out.
   at::Tensor delta = (p * grad_p).sum(-1, /*keepdim=*/true);
   if (grad_lse.defined()) delta = delta - gathered_rows(grad_lse, 1);

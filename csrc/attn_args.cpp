@@ -121,9 +121,24 @@ MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_
 
 bool wants_gradient(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                     const AttnOptions& options) {
+  const auto needs_one = [](const OptionalTensor& tensor) {
+    return tensor.has_value() && tensor->requires_grad();
+  };
   const bool is_wanted = query.requires_grad() || key.requires_grad() || value.requires_grad() ||
-                         (options.attn_mask.has_value() && options.attn_mask->requires_grad());
+                         needs_one(options.attn_mask) || needs_one(options.sinks);
   return is_wanted && at::GradMode::is_enabled();
+}
+
+void take_dropout(const char* op, const AttnOptions& options, AttnProblem& problem) {
+  problem.dropout_p = options.dropout_p;
+  if (options.dropout_p == 0.0) return;
+  const at::Tensor state = options.rng_state.has_value() ? *options.rng_state : draw_rng_state();
+  FLASH_MPS_CHECK(
+      state.is_cpu() && state.scalar_type() == at::kInt && state.dim() == 1 && state.size(0) == 2,
+      "rng_state of dtype Int and shape [2] on the CPU", state.scalar_type(), " ", state.sizes(),
+      " on ", state.device());
+  const at::Tensor dense = state.contiguous();
+  std::copy_n(dense.const_data_ptr<int32_t>(), 2, problem.dropout_key);
 }
 
 // An uninitialised 4-D tensor without gaps, in [B, S, H, D] or [B, H, S, D] order.
@@ -190,10 +205,6 @@ void check_options(const char* op, const AttnOptions& options) {
                   options.window_left);
   FLASH_MPS_CHECK(options.window_right >= -1, "window_right of -1 (unlimited) or more",
                   options.window_right);
-  const auto supported = [&](bool is_off, const char* option) {
-    TORCH_CHECK_NOT_IMPLEMENTED(is_off, "flash_mps::", op, ": ", option, " is not supported yet");
-  };
-  supported(options.dropout_p == 0.0, "dropout_p above 0");
 }
 
 void take_score_options(const char* op, const AttnOptions& options, AttnProblem& problem) {
@@ -222,6 +233,19 @@ void take_score_options(const char* op, const AttnOptions& options, AttnProblem&
   };
   problem.alibi_slopes = take("alibi_slopes", options.alibi_slopes, !problem.has_own_rank);
   problem.sinks = take("sinks", options.sinks, false);
+}
+
+at::Tensor draw_rng_state() {
+  return at::randint(std::numeric_limits<int32_t>::max(), {2}, at::kInt);
+}
+
+uint32_t dropout_threshold(const AttnProblem& problem) {
+  const double words = problem.dropout_p * 4294967296.0;
+  return static_cast<uint32_t>(std::min(std::round(words), 4294967295.0));
+}
+
+float dropout_scale(const AttnProblem& problem) {
+  return problem.dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - problem.dropout_p)) : 0.0f;
 }
 
 at::Tensor dense_rows(const at::Tensor& tensor) {
@@ -272,6 +296,7 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   problem.window_right = options.window_right;
   if (options.is_bottom_right) problem.causal_offset = problem.seqlen_k - problem.seqlen_q;
   take_score_options(op, options, problem);
+  take_dropout(op, options, problem);
   // Without a head dimension every score is an empty sum, whatever the scale.
   const double head_dim = static_cast<double>(std::max<int64_t>(problem.head_dim, 1));
   problem.softmax_scale = options.scale.value_or(1.0 / std::sqrt(head_dim));
@@ -402,6 +427,10 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .v_is_wide = has_wide_rows(v),
       .softmax_scale = static_cast<float>(problem.softmax_scale),
       .softcap = static_cast<float>(problem.softcap),
+      .dropout_threshold = dropout_threshold(problem),
+      .dropout_scale = dropout_scale(problem),
+      .dropout_key_low = problem.dropout_key[0],
+      .dropout_key_high = problem.dropout_key[1],
   };
 }
 

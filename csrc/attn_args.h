@@ -35,6 +35,7 @@ struct AttnOptions {
   OptionalTensor sinks;
   // The last query stands at the last key, as in flash_attn: causal_offset = seqlen_k - seqlen_q.
   bool is_bottom_right = false;
+  OptionalTensor rng_state;  // of dropout: as by draw_rng_state()
 };
 
 // One checked call. Tensors are 4-D views of the inputs ([B, H, S, D]) with a dense last dimension;
@@ -55,6 +56,8 @@ struct AttnProblem {
   double softmax_scale;
   bool wants_gradient = false;  // of any input, so that a backward call will follow
   double softcap = 0.0;  // 0: off
+  double dropout_p = 0.0;
+  uint32_t dropout_key[2] = {0, 0};  // of its random numbers
   at::Tensor alibi_slopes, sinks;  // float32 [Hq] or [B, Hq], and [Hq], dense; undefined without
 
   int64_t group_size() const { return num_heads_q / std::max<int64_t>(num_heads_kv, 1); }
@@ -75,6 +78,14 @@ ElementType element_type(const char* op, at::ScalarType type);
 
 // Throws for numbers that no option may have, and for options that are not supported yet.
 void check_options(const char* op, const AttnOptions& options);
+
+// What one call's random numbers follow from: int32 [2] on the CPU, from torch's default generator. That
+// is the one that activation checkpointing restores; it does not know the generator of an mps device.
+at::Tensor draw_rng_state();
+
+// Random words below this drop their pair.
+uint32_t dropout_threshold(const AttnProblem& problem);
+float dropout_scale(const AttnProblem& problem);
 
 // Fills softcap, alibi_slopes and sinks of a problem whose sizes are known. Throws like check_inputs().
 void take_score_options(const char* op, const AttnOptions& options, AttnProblem& problem);

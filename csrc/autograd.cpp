@@ -44,7 +44,7 @@ at::Tensor zeros(const at::Tensor& tensor) {
 }
 
 struct AttentionBackward : torch::autograd::Node {
-  SavedVariable query, key, value, out, lse, attn_mask, alibi_slopes, sinks;
+  SavedVariable query, key, value, out, lse, attn_mask, alibi_slopes, sinks, rng_state;
   AttnOptions options;  // without its tensors, which are saved above
 
   std::string name() const override { return "FlashMpsAttentionBackward"; }
@@ -68,7 +68,7 @@ struct AttentionBackward : torch::autograd::Node {
         key.unpack(self), value.unpack(self), result, lse.unpack(self), optional(attn_mask),
         options.dropout_p, options.is_causal, options.scale, options.enable_gqa,
         options.window_left, options.window_right, options.softcap, optional(alibi_slopes),
-        optional(sinks), options.is_bottom_right, wanted);
+        optional(sinks), options.is_bottom_right, optional(rng_state), wanted);
     const auto& [grad_query, grad_key, grad_value, grad_mask, grad_sinks] = gradients;
     variable_list results = {grad_query, grad_key, grad_value, grad_mask, grad_sinks};
     for (size_t i = 0; i < wanted.size(); ++i) {
@@ -84,7 +84,8 @@ struct AttentionBackward : torch::autograd::Node {
 
   // Compiled autograd: what the node depends on, and backward with other tensors in their place.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    for (const SavedVariable* one : {&query, &key, &value, &attn_mask, &alibi_slopes, &sinks}) {
+    for (const SavedVariable* one :
+         {&query, &key, &value, &attn_mask, &alibi_slopes, &sinks, &rng_state}) {
       args.collect(*one, false);
     }
     args.collect(out, true);
@@ -107,8 +108,8 @@ struct AttentionBackward : torch::autograd::Node {
   }
 
  private:
-  std::array<SavedVariable*, 8> tensors() {
-    return {&query, &key, &value, &out, &lse, &attn_mask, &alibi_slopes, &sinks};
+  std::array<SavedVariable*, 9> tensors() {
+    return {&query, &key, &value, &out, &lse, &attn_mask, &alibi_slopes, &sinks, &rng_state};
   }
 };
 
@@ -134,6 +135,11 @@ bool wants_gradients(const char* op, const at::Tensor& query, const at::Tensor& 
   return torch::autograd::compute_requires_grad(query, key, value, attn_mask, sinks);
 }
 
+// Dropout draws its state here, so that backward and torch.compile see it as a tensor.
+bool needs_rng_state(double dropout_p, const OptionalTensor& rng_state) {
+  return dropout_p > 0.0 && !rng_state.has_value();
+}
+
 // Out and lse without a history.
 TensorPair forward(FLASH_MPS_PARAMETERS) {
   static const auto op =
@@ -152,6 +158,7 @@ TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
   node->attn_mask = SavedVariable(attn_mask, /*is_output=*/false);
   node->alibi_slopes = SavedVariable(alibi_slopes, /*is_output=*/false);
   node->sinks = SavedVariable(sinks, /*is_output=*/false);
+  node->rng_state = SavedVariable(rng_state, /*is_output=*/false);
   node->options = {.dropout_p = dropout_p,
                    .is_causal = is_causal,
                    .scale = scale,
@@ -192,6 +199,9 @@ void without_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
 }
 
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
+  if (needs_rng_state(dropout_p, rng_state)) {
+    return attention_autograd(FLASH_MPS_ARGUMENTS_WITH(draw_rng_state()));
+  }
   static const auto op = find_op<decltype(attention_autograd)>("flash_mps::attention");
   if (wants_gradients("attention", query, key, value, attn_mask, alibi_slopes, sinks)) {
     return std::get<0>(differentiable_forward(/*returns_lse=*/false, FLASH_MPS_ARGUMENTS));
@@ -201,6 +211,9 @@ at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
 }
 
 TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
+  if (needs_rng_state(dropout_p, rng_state)) {
+    return attention_with_lse_autograd(FLASH_MPS_ARGUMENTS_WITH(draw_rng_state()));
+  }
   if (wants_gradients("attention_with_lse", query, key, value, attn_mask, alibi_slopes, sinks)) {
     return differentiable_forward(/*returns_lse=*/true, FLASH_MPS_ARGUMENTS);
   }

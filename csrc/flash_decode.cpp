@@ -164,7 +164,8 @@ void launch_combine(const char* op, const AttnProblem& problem, const FlashDecod
 }  // namespace
 
 bool runs_decode(const AttnProblem& problem) {
-  return problem.seqlen_q <= kMaxDecodeQueries && !problem.wants_gradient;
+  return problem.seqlen_q <= kMaxDecodeQueries && !problem.wants_gradient &&
+         problem.dropout_p == 0.0;
 }
 
 std::optional<std::string> flash_decode_unsupported(const AttnProblem& problem) {

@@ -29,7 +29,8 @@ struct FlashDecodePlan {
 // query block of flash_fwd holds 16 or 32 rows of one head, and reads K and V for that head alone. Up to
 // 16 rows would leave much of it empty, and each head of a group would read the same K and V again,
 // which is what such a call spends its time on. Not where a gradient is wanted: backward computes the
-// scores again in flash_fwd's way, and lse should have the rounding of those.
+// scores again in flash_fwd's way, and lse should have the rounding of those. Nor with dropout, which only
+// flash_fwd has.
 bool runs_decode(const AttnProblem& problem);
 
 // Why the kernel cannot run this problem; nothing when it can.

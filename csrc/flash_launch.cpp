@@ -48,7 +48,8 @@ Binding bind(const at::Tensor& tensor, uint32_t slot) {
 
 uint32_t score_constants(const AttnProblem& problem) {
   return constant_bit(kHasSoftcapConstant, problem.softcap != 0.0) |
-         constant_bit(kHasAlibiConstant, problem.alibi_slopes.defined());
+         constant_bit(kHasAlibiConstant, problem.alibi_slopes.defined()) |
+         constant_bit(kHasDropoutConstant, problem.dropout_p != 0.0);
 }
 
 void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem) {

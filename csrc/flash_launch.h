@@ -23,7 +23,7 @@ void encode(const char* op, std::span<const Launch> launches);
 // A tensor's storage and byte offset at a buffer slot.
 Binding bind(const at::Tensor& tensor, uint32_t slot);
 
-// The function constants and buffers of what a problem does to its scores.
+// The function constants and buffers of what a problem does to its scores and probabilities.
 uint32_t score_constants(const AttnProblem& problem);
 void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem);
 

@@ -27,7 +27,8 @@ AttnProblem check_arguments(const char* op, FLASH_MPS_PARAMETERS) {
                        .softcap = softcap,
                        .alibi_slopes = alibi_slopes,
                        .sinks = sinks,
-                       .is_bottom_right = is_bottom_right});
+                       .is_bottom_right = is_bottom_right,
+                       .rng_state = rng_state});
 }
 
 namespace {
@@ -36,12 +37,13 @@ namespace {
   "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "  \
   "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
   "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, " \
-  "bool is_bottom_right=False)"
-#define FLASH_MPS_BACKWARD_SCHEMA                                                                  \
-  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "       \
-  "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "              \
-  "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, "      \
-  "Tensor? sinks, bool is_bottom_right, bool[5] output_mask) -> (Tensor, Tensor, Tensor, Tensor, " \
+  "bool is_bottom_right=False, Tensor? rng_state=None)"
+#define FLASH_MPS_BACKWARD_SCHEMA                                                             \
+  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "  \
+  "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
+  "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
+  "Tensor? sinks, bool is_bottom_right, Tensor? rng_state, bool[5] output_mask) -> (Tensor, " \
+  "Tensor, Tensor, Tensor, "                                                                  \
   "Tensor)"
 
 #define FLASH_MPS_WITH_KVCACHE_SCHEMA                                                          \
@@ -97,6 +99,9 @@ template <BackwardKernel& KERNEL>
 FiveTensors attention_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
   // Backward may run under autocast, which must not reach the torch ops in here.
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+  TORCH_CHECK(dropout_p == 0.0 || rng_state.has_value(), "flash_mps::", kAttentionBackward,
+              ": expected the rng_state of the forward call with dropout_p of ", dropout_p,
+              ", got none");
   const AttnProblem problem = check_arguments(kAttentionBackward, FLASH_MPS_ARGUMENTS);
   const at::Tensor grad_lse_or_none = grad_lse.value_or(at::Tensor());
   check_results(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none);

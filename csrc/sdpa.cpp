@@ -119,7 +119,7 @@ bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const at::Tensor
 // message the caller knows.
 bool takes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
            const OptionalTensor& attn_mask, double dropout_p, bool is_causal, bool enable_gqa) {
-  if (dropout_p != 0.0) return false;
+  if (!(dropout_p >= 0.0 && dropout_p <= 1.0)) return false;
   const at::ScalarType type = query.scalar_type();
   if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) return false;
   for (const at::Tensor* tensor : {&query, &key, &value}) {
@@ -137,7 +137,7 @@ at::Tensor call_op(SDPA_PARAMETERS) {
                              .typed<decltype(attention_autograd)>();
   return op.call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
                  /*window_left=*/-1, /*window_right=*/-1, /*softcap=*/0.0, /*alibi_slopes=*/{},
-                 /*sinks=*/{}, /*is_bottom_right=*/false);
+                 /*sinks=*/{}, /*is_bottom_right=*/false, /*rng_state=*/{});
 }
 
 template <DispatchKey kKey>

@@ -34,9 +34,12 @@ struct AttnParams {
   int32_t k_is_wide, v_is_wide;  // every row starts on 16 bytes and is a multiple of 16 bytes long
   float softmax_scale;
   float softcap;
+  uint32_t dropout_threshold;  // a pair whose random word is below is dropped
+  float dropout_scale;  // of the others
+  uint32_t dropout_key_low, dropout_key_high;
 };
 
-#define FLASH_MPS_ATTN_PARAMS_SIZE 192
+#define FLASH_MPS_ATTN_PARAMS_SIZE 208
 
 // Of the backward kernels. Gradients and lse, delta [B, Hq, Sq] are those of all query heads and batch
 // entries; dK and dV have the shapes of key and value.
@@ -53,7 +56,7 @@ struct AttnBwdParams {
   int32_t q_is_wide, dout_is_wide;
 };
 
-#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 336
+#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 352
 
 // Of the decode kernel. A row is one query of one head: the num_rows rows that read one KV head are
 // numbered query * group_size + head. Keys lie in entries of a cache, one a sequence, or in pages: in
@@ -80,7 +83,7 @@ struct AttnDecodeParams {
   int32_t window_left, window_right;  // -1: unlimited
 };
 
-#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 320
+#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 336
 
 // Of the combine pass. The scratch holds O [splits, rows, Dv], then (m, l) [splits, rows, 2], where
 // rows counts those of all heads and sequences.
@@ -134,6 +137,7 @@ enum AttnConstant {
   kHasSoftcapConstant = 6,
   kHasAlibiConstant = 7,
   kHasSinksConstant = 8,
+  kHasDropoutConstant = 9,
 };
 
 // Value of the constant kMaskKindConstant.

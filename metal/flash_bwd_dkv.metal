@@ -25,6 +25,7 @@
 #include "online_softmax.h"
 #include "mask.h"
 #include "score_mod.h"
+#include "dropout.h"
 #include "softmax_bwd.h"
 
 namespace flash_mps {
@@ -163,7 +164,10 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     }
     probabilities(P, shift);
 
-    // dV = dV + Pᵀ dO
+    // dV = dV + Pᵀ dO, without the pairs that were dropped
+    const Dropout dropout = dropout_of(params, batch_idx, head_idx);
+    Strip<float, BQ / kFragment> kept_P = P;
+    apply_dropout<true>(kept_P, params, dropout, q_start, first_row, at);
     FLASH_MPS_UNROLL
     for (int d = 0; d < DV && d < COLUMNS; d += kFragment) {
       const int column = first_column + d;
@@ -172,10 +176,10 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
         continue;
       }
       if (STAGED) {
-        multiply<T>(dV_fragment, P, dO_tile + column, kDOPitch, BQ, kFragment, seen, lane);
+        multiply<T>(dV_fragment, kept_P, dO_tile + column, kDOPitch, BQ, kFragment, seen, lane);
       } else {
         multiply<T>(
-            dV_fragment, P, dO_rows + column, bwd.dout_stride_s, queries,
+            dV_fragment, kept_P, dO_rows + column, bwd.dout_stride_s, queries,
             params.head_dim_v - column, seen, lane);
       }
     }
@@ -196,6 +200,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
         multiply_transposed(dS, V_fragment, dO_rows + d, bwd.dout_stride_s, queries, columns, lane);
       }
     }
+    apply_dropout<true>(dS, params, dropout, q_start, first_row, at);
     softmax_bwd(dS, P, column_delta);
     score_bwd(dS, slope);
 

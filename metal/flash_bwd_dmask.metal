@@ -20,6 +20,7 @@
 #include "online_softmax.h"
 #include "mask.h"
 #include "score_mod.h"
+#include "dropout.h"
 #include "softmax_bwd.h"
 
 namespace flash_mps {
@@ -34,6 +35,7 @@ inline void add_mask_gradient(
     const device T* V_rows,
     constant AttnBwdParams& bwd,
     ScoreMod mod,
+    Dropout dropout,
     float shift,
     float delta,
     int first_row,
@@ -63,6 +65,7 @@ inline void add_mask_gradient(
     load_fragment(A, dO_rows + d, bwd.dout_stride_s, rows, columns, lane);
     multiply_transposed(dS, A, V_rows + d, params.v_stride_s, keys, columns, lane);
   }
+  apply_dropout<false>(dS, params, dropout, first_row, k_start, at);
   softmax_bwd(dS, P, delta);
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
@@ -103,6 +106,7 @@ template <typename T, typename M, int D, int DV, int BK>
     for (int h = all_heads ? 0 : own_head; h < (all_heads ? params.num_heads_q : own_head + 1);
          ++h) {
       const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, b, h);
+      const Dropout dropout = dropout_of(params, b, h);
       const int kv_head = h / params.group_size;
       const int64_t head_row = (int64_t(b) * params.num_heads_q + h) * params.seqlen_q;
       const int end_row = all_rows ? params.seqlen_q : metal::min(own_row + 1, params.seqlen_q);
@@ -121,7 +125,7 @@ template <typename T, typename M, int D, int DV, int BK>
             key + b * params.k_stride_b + kv_head * params.k_stride_h + k_start * params.k_stride_s,
             value + b * params.v_stride_b + kv_head * params.v_stride_h +
                 k_start * params.v_stride_s,
-            bwd, mod, shift, row_delta, row, k_start, lane);
+            bwd, mod, dropout, shift, row_delta, row, k_start, lane);
       }
     }
   }

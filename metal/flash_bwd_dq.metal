@@ -19,6 +19,7 @@
 #include "online_softmax.h"
 #include "mask.h"
 #include "score_mod.h"
+#include "dropout.h"
 #include "softmax_bwd.h"
 
 namespace flash_mps {
@@ -71,6 +72,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
   const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
   const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
   const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
+  const Dropout dropout = dropout_of(params, batch_idx, head_idx);
 
   // Load lse, delta, Q, dO.
   const int64_t row =
@@ -153,6 +155,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
         multiply_transposed(dS, dO_fragment, V_rows + d, params.v_stride_s, keys, columns, lane);
       }
     }
+    apply_dropout<false>(dS, params, dropout, first_row, k_start, at);
     softmax_bwd(dS, S, row_delta);
     score_bwd(dS, slope);
 

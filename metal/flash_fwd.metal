@@ -7,7 +7,7 @@
 //     [stage K, V]                      Staged path only
 //     S = Q Kᵀ
 //     S = score_fwd(S); hide keys
-//     m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P
+//     m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P; drop pairs of P
 //     O = O·exp(m - m') + P V
 //   out = O / l; lse = m + log l
 //
@@ -22,6 +22,7 @@
 #include "online_softmax.h"
 #include "mask.h"
 #include "score_mod.h"
+#include "dropout.h"
 
 namespace flash_mps {
 
@@ -73,6 +74,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
   const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
   const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
+  const Dropout dropout = dropout_of(params, batch_idx, head_idx);
 
   // Load Q.
   Strip<T, Q_IN_REGISTERS ? D / kFragment : 1> Q;
@@ -134,6 +136,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
     // m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P
     const float rescale = softmax_update(state, S);
+    apply_dropout<false>(S, params, dropout, first_row, k_start, at);
 
     // O = O·exp(m - m') + P V
     FLASH_MPS_UNROLL

@@ -12,14 +12,6 @@ _LAYOUT = (
 )
 
 
-def refuse_dropout(name: str, dropout_p: float) -> None:
-    """Raises NotImplementedError unless dropout is off."""
-    if dropout_p != 0.0:
-        raise NotImplementedError(
-            f"{name}: dropout_p is not supported yet; expected it to be off, got {dropout_p}"
-        )
-
-
 def score_options(
     window_size: tuple[int, int], softcap: float, alibi_slopes: Tensor | None
 ) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def _backward_rule(op: Callable) -> Callable:
 def _register(name: str, make_rule: Callable[[Callable], Callable]) -> None:
     op = getattr(torch.ops.flash_mps, name).default
     rule = make_rule(op)
+    dropout_at = [argument.name for argument in op._schema.arguments].index("dropout_p")
 
     def kernel(*args: Any, **named: Any) -> Any:
         from torch._functorch.autograd_function import custom_function_call_vmap_helper
@@ -105,6 +106,10 @@ def _register(name: str, make_rule: Callable[[Callable], Callable]) -> None:
                 raise NotImplementedError(
                     f"flash_mps::{name}: torch.vmap over {option} is not supported"
                 )
+        if len(args) > dropout_at and args[dropout_at] != 0.0:
+            raise NotImplementedError(
+                f"flash_mps::{name}: torch.vmap with dropout_p above 0 is not supported"
+            )
         interpreter: Any = retrieve_current_functorch_interpreter()
         return custom_function_call_vmap_helper(interpreter, rule, op, *args, **named)
 

@@ -10,7 +10,7 @@ bfloat16, on the mps device or the CPU.
 i + seqlen_k - seqlen_q + right, -1 is unlimited; with `causal` no key after its own position.
 ``softcap``: scores become softcap · tanh(scores / softcap), 0 is off. ``alibi_slopes``: float32 or
 q's dtype, ``[num_heads_q]`` or ``[batch, num_heads_q]``; adds -slope · abs(i + seqlen_k - seqlen_q
-- j). Of ``dropout_p`` only 0 is supported yet; any other is a `NotImplementedError`.
+- j). ``dropout_p``: as in `torch_flash_mps.attention`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torch_flash_mps._extension import extension
-from torch_flash_mps._flash_attn_args import check_layout, refuse_dropout, score_options
+from torch_flash_mps._flash_attn_args import check_layout, score_options
 from torch_flash_mps.kv_cache import flash_attn_with_kvcache
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
@@ -31,12 +31,11 @@ def _attend(
     return_attn_probs: bool,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     extension()
-    refuse_dropout(name, dropout_p)
     check_layout(name, q=q, k=k, v=v)
     op = (torch.ops.flash_mps.attention_with_lse if return_attn_probs
           else torch.ops.flash_mps.attention)
     result = op(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, 0.0, causal,
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, dropout_p, causal,
         scale=softmax_scale, enable_gqa=True, is_bottom_right=True,
         **score_options(window_size, softcap, alibi_slopes),
     )

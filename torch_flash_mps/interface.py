@@ -41,7 +41,10 @@ def attention(
         attn_mask: bool (True = may attend) or float (added to the score), broadcastable to
             ``[batch, num_heads_q, seqlen_q, seqlen_k]``; never expanded or copied. A float mask has
             q's dtype or float32. Together with ``is_causal``: the intersection.
-        dropout_p: 0; dropout is not supported yet.
+        dropout_p: probability that a pair (query, key) loses its weight; the others are multiplied
+            by 1 / (1 - dropout_p). Random numbers are made inside of the kernels (Philox 4x32-10),
+            from a seed of torch's default generator: ``torch.manual_seed`` repeats them, and
+            checkpointing replays them. The log-sum-exp knows nothing of it.
         is_causal: query i sees keys j <= i, also where seqlen_q differs from seqlen_k (top-left).
         scale: factor of the scores; ``None`` means ``1 / sqrt(head_dim)``.
         enable_gqa: required where num_heads_q is a multiple of num_heads_kv; query head h reads
@@ -67,7 +70,7 @@ def attention(
 
     Raises:
         RuntimeError: the inputs do not fit; says op, operand, what was expected and what was found.
-        NotImplementedError: an option, or a gradient, that is not supported yet.
+        NotImplementedError: a gradient that is not supported.
 
     Example:
         >>> import torch, torch_flash_mps
@@ -122,7 +125,7 @@ def explain(
     """
     return extension().explain(
         q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right,
-        softcap, alibi_slopes, sinks, False, return_lse,
+        softcap, alibi_slopes, sinks, False, None, return_lse,
     )
 
 

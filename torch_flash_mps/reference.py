@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["attention_naive", "attention_ref", "attention_tiled", "visible_pairs"]
+__all__ = ["attention_naive", "attention_ref", "attention_tiled", "dropout_factors",
+           "visible_pairs"]
 
 
 def visible_pairs(
@@ -47,6 +48,35 @@ def visible_pairs(
     return visible
 
 
+def dropout_factors(
+    rng_state: Tensor, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int, dropout_p: float
+) -> Tensor:
+    """What dropout multiplies each pair by: Philox 4x32-10 (Salmon et al. 2011), in numpy.
+
+    The key is the two words of `rng_state` (int32 `[2]`), the counter (j // 4, i, head of batch
+    entry, 0), and word j % 4 decides: below dropout_p * 2^32 the pair is dropped.
+
+    Returns:
+        float64 `[batch, num_heads_q, seqlen_q, seqlen_k]`, 0 or 1 / (1 - dropout_p).
+    """
+    low_half = np.uint64(0xFFFFFFFF)
+    key = [np.uint64(word) for word in rng_state.cpu().numpy().astype(np.uint32)]
+    heads, rows, groups = batch * num_heads_q, seqlen_q, -(-seqlen_k // 4)
+    c2, c1, c0 = np.meshgrid(*(np.arange(n, dtype=np.uint64) for n in (heads, rows, groups)),
+                             indexing="ij")
+    c3 = np.zeros_like(c0)
+    for _ in range(10):
+        even, odd = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = ((odd >> np.uint64(32)) ^ c1 ^ key[0], odd & low_half,
+                          (even >> np.uint64(32)) ^ c3 ^ key[1], even & low_half)
+        key = [(key[0] + np.uint64(0x9E3779B9)) & low_half,
+               (key[1] + np.uint64(0xBB67AE85)) & low_half]
+    words = np.stack([c0, c1, c2, c3], -1).reshape(batch, num_heads_q, seqlen_q, -1)
+    threshold = min(round(dropout_p * 2**32), 2**32 - 1)
+    kept = torch.from_numpy(words[..., :seqlen_k] >= np.uint64(threshold))
+    return kept.double() * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
+
+
 def attention_ref(
     q: Tensor,
     k: Tensor,
@@ -61,6 +91,8 @@ def attention_ref(
     window_right: int = -1,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
     """Attention and its log-sum-exp, computed in `dtype` on the CPU; differentiable.
@@ -78,6 +110,7 @@ def attention_ref(
         window_left, window_right: see `visible_pairs`.
         alibi_slopes: `[num_heads_q]` or `[batch, num_heads_q]`; adds -slope * abs(distance).
         sinks: `[num_heads_q]`; exp(sink) joins the softmax denominator only.
+        dropout_p, rng_state: see `dropout_factors`; for rank 4. lse knows nothing of it.
 
     Returns:
         out `[..., num_heads_q, seqlen_q, head_dim_v]` and lse `[..., num_heads_q, seqlen_q]`, the
@@ -139,6 +172,10 @@ def attention_ref(
     lse = (row_max + torch.log(row_sum)).masked_fill(sees_none, -math.inf).squeeze(-1)
 
     probabilities = weights / row_sum
+    if dropout_p and rng_state is not None:
+        batch, heads = probabilities.shape[:2]
+        factors = dropout_factors(rng_state, batch, heads, seqlen_q, seqlen_k, dropout_p)
+        probabilities = probabilities * factors.to(dtype)
     return _weighted_sum(probabilities, v, visible), lse
 
 

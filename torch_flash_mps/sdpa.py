@@ -2,7 +2,7 @@
 
 The switch is in PyTorch's dispatcher, so callers in C++, `nn.MultiheadAttention`, autograd and
 functions that were imported earlier follow. It holds for the whole process. Inputs that the op does
-not take (dropout, head_dim above 256, ...) and other devices go to PyTorch's own attention, as
+not take (head_dim above 256, ...) and other devices go to PyTorch's own attention, as
 before.
 
 What `torch.compile` compiled keeps the attention that it was compiled with.
