@@ -76,7 +76,7 @@ void check_results(const char* op, const AttnProblem& problem, const at::Tensor&
 // The element type of a dtype that query may have; throws for another.
 ElementType element_type(const char* op, at::ScalarType type);
 
-// Throws for numbers that no option may have, and for options that are not supported yet.
+// Throws for numbers that no option may have.
 void check_options(const char* op, const AttnOptions& options);
 
 // What one call's random numbers follow from: int32 [2] on the CPU, from torch's default generator. That

@@ -110,9 +110,10 @@ CALLS = {
     "dropout-nan": (
         "attention(Q, K, K, None, float('nan'))", "RuntimeError",
         ["attention: expected dropout_p between 0 and 1", "nan"]),
-    "PY-07-dropout": (
-        "attention(Q, K, K, None, 0.5)", "NotImplementedError",
-        ["attention: dropout_p", "not supported yet"]),
+    "PY-07-rng-state": (
+        "attention(Q, K, K, None, 0.5, rng_state=torch.zeros(3, dtype=torch.int32))",
+        "RuntimeError",
+        ["attention: expected rng_state of dtype Int and shape [2] on the CPU", "[3]"]),
     "window-left-below-minus-1": (
         "attention(Q, K, K, window_left=-2)", "RuntimeError",
         ["attention: expected window_left of -1", "-2"]),

@@ -167,14 +167,16 @@ def test_gradients_of_qkvpacked(place):
     check_exact(got, expected, 2e-6)
 
 
-def test_PY_07_dropout_is_not_supported_yet_and_says_its_name(place):
-    x = torch.zeros(1, 5, 2, 8, device=place)
+def test_PY_07_dropout(place):
+    x = torch.ones(1, 5, 2, 8, device=place)
     for function, operands in ((flash_attn_func, (x, x, x)),
                                (flash_attn_kvpacked_func, (x, torch.stack((x, x), 2))),
                                (flash_attn_qkvpacked_func, (torch.stack((x, x, x), 2),))):
-        with pytest.raises(NotImplementedError,
-                           match=f"{function.__name__}: dropout_p is not supported yet"):
-            function(*operands, dropout_p=0.1)
+        assert torch.all(function(*operands, dropout_p=1.0) == 0)
+        out = function(*operands, dropout_p=0.5)
+        # Five equal weights of 1 / 5, each dropped or doubled.
+        assert set((out * 2.5).round().flatten().tolist()) <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+        assert len(set(out.flatten().tolist())) > 1
 
 
 def test_packed_operands_say_their_shape(place):

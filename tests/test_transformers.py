@@ -122,9 +122,8 @@ def test_IN_04_softcap_and_sinks_reach_the_kernel(device):
     torch.testing.assert_close(out.flatten().cpu(), torch.softmax(scores, 0)[:2])
 
 
-def test_IN_04_dropout_is_refused_by_the_op(device):
-    with pytest.raises(RuntimeError, match=r"dropout_p.*not supported yet"):
-        _attention(_Layer(True), 3, 3, device, dropout=0.1)
+def test_IN_04_dropout_reaches_the_kernel(device):
+    assert _attention(_Layer(True), 3, 3, device, dropout=1.0) == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

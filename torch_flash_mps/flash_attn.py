@@ -78,7 +78,6 @@ def flash_attn_func(
 
     Raises:
         ValueError: ranks or head counts that do not fit the layout.
-        NotImplementedError: an option that is not supported yet.
         RuntimeError: any other input that does not fit.
 
     Example:

@@ -115,7 +115,6 @@ def flash_attn_with_kvcache(
     Raises:
         ValueError, RuntimeError: inputs that do not fit. Where shapes, dtypes or lengths known here
             are at fault, nothing was written.
-        NotImplementedError: an option that is not supported yet.
 
     Example:
         >>> import torch
