@@ -1,4 +1,5 @@
 #include "attention_cpu.h"
+#include "score_args.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>

@@ -1,4 +1,5 @@
 #include "attn_args.h"
+#include "score_args.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
@@ -119,28 +120,6 @@ MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_
   return kFloatMask;
 }
 
-bool wants_gradient(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                    const AttnOptions& options) {
-  const auto needs_one = [](const OptionalTensor& tensor) {
-    return tensor.has_value() && tensor->requires_grad();
-  };
-  const bool is_wanted = query.requires_grad() || key.requires_grad() || value.requires_grad() ||
-                         needs_one(options.attn_mask) || needs_one(options.sinks);
-  return is_wanted && at::GradMode::is_enabled();
-}
-
-void take_dropout(const char* op, const AttnOptions& options, AttnProblem& problem) {
-  problem.dropout_p = options.dropout_p;
-  if (options.dropout_p == 0.0) return;
-  const at::Tensor state = options.rng_state.has_value() ? *options.rng_state : draw_rng_state();
-  FLASH_MPS_CHECK(
-      state.is_cpu() && state.scalar_type() == at::kInt && state.dim() == 1 && state.size(0) == 2,
-      "rng_state of dtype Int and shape [2] on the CPU", state.scalar_type(), " ", state.sizes(),
-      " on ", state.device());
-  const at::Tensor dense = state.contiguous();
-  std::copy_n(dense.const_data_ptr<int32_t>(), 2, problem.dropout_key);
-}
-
 // An uninitialised 4-D tensor without gaps, in [B, S, H, D] or [B, H, S, D] order.
 at::Tensor empty_dense(at::IntArrayRef sizes, bool is_bshd, const at::TensorOptions& options) {
   // As PyTorch does, a dimension without elements counts as 1.
@@ -152,6 +131,16 @@ at::Tensor empty_dense(at::IntArrayRef sizes, bool is_bshd, const at::TensorOpti
       1,
   };
   return at::empty_strided(sizes, strides, options);
+}
+
+bool wants_gradient(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const AttnOptions& options) {
+  const auto needs_one = [](const OptionalTensor& tensor) {
+    return tensor.has_value() && tensor->requires_grad();
+  };
+  const bool is_wanted = query.requires_grad() || key.requires_grad() || value.requires_grad() ||
+                         needs_one(options.attn_mask) || needs_one(options.sinks);
+  return is_wanted && at::GradMode::is_enabled();
 }
 
 }  // namespace
@@ -194,58 +183,6 @@ void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
     FLASH_MPS_CHECK(problem.mask.size(i) == 1 || problem.mask.size(i) == wanted[i], expected(),
                     "shape ", mask.sizes());
   }
-}
-
-void check_options(const char* op, const AttnOptions& options) {
-  FLASH_MPS_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0, "dropout_p between 0 and 1",
-                  options.dropout_p);
-  FLASH_MPS_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap),
-                  "softcap of 0 (off) or a positive number", options.softcap);
-  FLASH_MPS_CHECK(options.window_left >= -1, "window_left of -1 (unlimited) or more",
-                  options.window_left);
-  FLASH_MPS_CHECK(options.window_right >= -1, "window_right of -1 (unlimited) or more",
-                  options.window_right);
-}
-
-void take_score_options(const char* op, const AttnOptions& options, AttnProblem& problem) {
-  problem.softcap = options.softcap;
-  const auto take = [&](const char* operand, const OptionalTensor& tensor, bool may_have_batch) {
-    if (!tensor.has_value()) return at::Tensor();
-    const bool is_whole = !problem.has_own_rank || problem.leading_shape.size() > 2;
-    FLASH_MPS_CHECK(is_whole, c10::str(operand, " with query of rank 4 or more"), "query of shape ",
-                    at::IntArrayRef(problem.leading_shape), " before seqlen_q and head_dim");
-    const auto type = tensor->scalar_type();
-    FLASH_MPS_CHECK(type == at::kFloat || type == problem.query.scalar_type(),
-                    c10::str(operand, " of dtype Float or query's, ", problem.query.scalar_type()),
-                    type);
-    FLASH_MPS_CHECK(tensor->device() == problem.query.device(),
-                    c10::str(operand, " on the device of query, ", problem.query.device()),
-                    tensor->device());
-    const int64_t heads[] = {problem.num_heads_q};
-    const int64_t all[] = {problem.batch, problem.num_heads_q};
-    const bool fits = tensor->sizes() == at::IntArrayRef(heads) ||
-                      (may_have_batch && tensor->sizes() == at::IntArrayRef(all));
-    FLASH_MPS_CHECK(fits,
-                    c10::str(operand, " of shape [", problem.num_heads_q, "]",
-                             may_have_batch ? c10::str(" or ", at::IntArrayRef(all)) : ""),
-                    tensor->sizes());
-    return tensor->to(at::kFloat).contiguous();
-  };
-  problem.alibi_slopes = take("alibi_slopes", options.alibi_slopes, !problem.has_own_rank);
-  problem.sinks = take("sinks", options.sinks, false);
-}
-
-at::Tensor draw_rng_state() {
-  return at::randint(std::numeric_limits<int32_t>::max(), {2}, at::kInt);
-}
-
-uint32_t dropout_threshold(const AttnProblem& problem) {
-  const double words = problem.dropout_p * 4294967296.0;
-  return static_cast<uint32_t>(std::min(std::round(words), 4294967295.0));
-}
-
-float dropout_scale(const AttnProblem& problem) {
-  return problem.dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - problem.dropout_p)) : 0.0f;
 }
 
 at::Tensor dense_rows(const at::Tensor& tensor) {
@@ -350,14 +287,6 @@ at::Tensor empty_out(const AttnProblem& problem) {
 at::Tensor empty_lse(const AttnProblem& problem) {
   const int64_t sizes[] = {problem.batch, problem.num_heads_q, problem.seqlen_q};
   return at::empty(sizes, problem.query.options().dtype(at::kFloat));
-}
-
-void fill_empty_lse(const AttnProblem& problem, const at::Tensor& lse) {
-  if (problem.sinks.defined()) {
-    lse.copy_(problem.sinks.unsqueeze(1));
-  } else {
-    lse.fill_(-std::numeric_limits<float>::infinity());
-  }
 }
 
 at::Tensor empty_gradient(const AttnProblem& problem, const at::Tensor& operand) {

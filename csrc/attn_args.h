@@ -76,20 +76,6 @@ void check_results(const char* op, const AttnProblem& problem, const at::Tensor&
 // The element type of a dtype that query may have; throws for another.
 ElementType element_type(const char* op, at::ScalarType type);
 
-// Throws for numbers that no option may have.
-void check_options(const char* op, const AttnOptions& options);
-
-// What one call's random numbers follow from: int32 [2] on the CPU, from torch's default generator. That
-// is the one that activation checkpointing restores; it does not know the generator of an mps device.
-at::Tensor draw_rng_state();
-
-// Random words below this drop their pair.
-uint32_t dropout_threshold(const AttnProblem& problem);
-float dropout_scale(const AttnProblem& problem);
-
-// Fills softcap, alibi_slopes and sinks of a problem whose sizes are known. Throws like check_inputs().
-void take_score_options(const char* op, const AttnOptions& options, AttnProblem& problem);
-
 // Fills mask and mask_kind of a problem whose sizes are known. Throws like check_inputs().
 void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem);
 
@@ -111,9 +97,6 @@ AttnProblem without_empty_head_dims(const AttnProblem& problem);
 at::Tensor empty_out(const AttnProblem& problem);
 // Uninitialised float32 [B, Hq, Sq].
 at::Tensor empty_lse(const AttnProblem& problem);
-
-// The lse of rows that see no key: -inf, or the sink of their head.
-void fill_empty_lse(const AttnProblem& problem, const at::Tensor& lse);
 
 // Uninitialised, of the shape and dtype of `operand`, which is a tensor of the problem, and laid out
 // in memory like it: [B, S, H, D] order when it has it, [B, H, S, D] otherwise.

@@ -15,6 +15,7 @@
 
 #include "attn_args.h"
 #include "ops.h"
+#include "score_args.h"
 
 namespace flash_mps {
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flash_launch.h"
+#include "score_args.h"
 
 namespace flash_mps {
 

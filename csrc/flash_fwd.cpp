@@ -8,6 +8,7 @@
 
 #include "flash_decode.h"
 #include "flash_launch.h"
+#include "score_args.h"
 
 namespace flash_mps {
 

@@ -1,4 +1,5 @@
 #include "kv_cache_args.h"
+#include "score_args.h"
 
 #include <cmath>
 #include <limits>
