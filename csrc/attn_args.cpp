@@ -364,9 +364,9 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
 }
 
 KeyBand key_band(const AttnProblem& problem) {
-  const int64_t left = problem.window_left;
-  const int64_t right = problem.is_causal ? 0 : problem.window_right;
   // No query is beyond seqlen_q, no key beyond seqlen_k.
+  const int64_t left = std::min(problem.window_left, problem.seqlen_q + problem.seqlen_k);
+  const int64_t right = problem.is_causal ? 0 : problem.window_right;
   return {
       .begin =
           left < 0 ? -problem.seqlen_q : std::max(problem.causal_offset - left, -problem.seqlen_q),

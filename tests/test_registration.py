@@ -59,6 +59,7 @@ def backward_arguments(case, options, place, output_mask):
     return arguments, {
         "scale": inputs.scale, "enable_gqa": False, "window_left": -1, "window_right": -1,
         "softcap": 0.0, "alibi_slopes": None, "sinks": None, "is_bottom_right": False,
+        "rng_state": None,
         "output_mask": [*output_mask, has_float_mask, case.sinks],
     } | inputs.score_options | options
 
@@ -146,7 +147,7 @@ def test_PY_09_fake_strides_of_gradients_equal_real_ones(device, name, where):
         results.append(BACKWARD(
             torch.ones_like(out), None, q, k, v, out, lse, mask, 0.0, False, scale=None,
             enable_gqa=False, window_left=-1, window_right=-1, softcap=0.0, alibi_slopes=None,
-            sinks=None, is_bottom_right=False, output_mask=[True] * 4 + [False],
+            sinks=None, is_bottom_right=False, rng_state=None, output_mask=[True] * 4 + [False],
         ))
     for one, other in zip(*results, strict=True):
         assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
