@@ -104,7 +104,9 @@ def test_PY_09_compiled_backward_equals_eager(place, counter):  # noqa: F811
             results.append([x.grad for x in leaves])
         assert len(results[0]) == 5
         for one, other in zip(*results, strict=True):
-            check_exact(one, other, 1e-5)
+            # As in test_compile.py: few queries run another kernel when compiled.
+            rounding = 0.0 if seqlen > 16 else 2e-6 * one.abs().max().item()
+            check_exact(one, other, 1e-5 + rounding)
             assert one.any()
         compilations.append(counter.frame_count)
     assert compilations[0] == compilations[-1] <= 2
