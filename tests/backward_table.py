@@ -6,15 +6,14 @@
 Made from the rows that the library has (metal/instances.h), for head_dim = head_dim_v = the row's.
 """
 
-import argparse
 import re
 from pathlib import Path
+
+from generated_table import GeneratedTable, markdown
 
 from torch_flash_mps._extension import extension
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "backward.md"
-BEGIN, END = "<!-- backward table: begin -->", "<!-- backward table: end -->"
 
 FRAGMENT = 8
 FLOAT_REGISTERS = 2      # of one lane, for its two float32 elements of a fragment
@@ -79,25 +78,10 @@ def line(row: dict) -> tuple[str, ...]:
 
 
 def backward_table() -> str:
-    lines = [HEADER, ("---",) * len(HEADER), *map(line, backward_rows())]
-    return "\n".join("| " + " | ".join(one) + " |" for one in lines)
+    return markdown(HEADER, *map(line, backward_rows()))
 
 
-def table_in_document() -> str:
-    """What docs/backward.md has between its two markers."""
-    return DOCUMENT.read_text().split(BEGIN)[1].split(END)[0].strip()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="replace it in docs/backward.md")
-    if parser.parse_args().write:
-        before, rest = DOCUMENT.read_text().split(BEGIN)
-        after = rest.split(END)[1]
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{backward_table()}\n{END}{after}")
-    else:
-        print(backward_table())
-
+TABLE = GeneratedTable(ROOT / "docs" / "backward.md", "backward table", backward_table)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main(__doc__.splitlines()[0])

@@ -8,14 +8,13 @@ query in the dtype of K and V, or float16 for int8. Sizes are those of DecodeTil
 (metal/decode_rows.h), which tests/test_docs.py compares.
 """
 
-import argparse
 from pathlib import Path
+
+from generated_table import GeneratedTable, markdown
 
 from torch_flash_mps._extension import extension
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "decode.md"
-BEGIN, END = "<!-- decode table: begin -->", "<!-- decode table: end -->"
 
 SIMD_WIDTH = 32
 WORD_BYTES = 16          # what a lane loads at once
@@ -98,25 +97,10 @@ def decode_rows() -> list[Row]:
 
 
 def decode_table() -> str:
-    lines = [HEADER, ("---",) * len(HEADER), *(row.line for row in decode_rows())]
-    return "\n".join("| " + " | ".join(one) + " |" for one in lines)
+    return markdown(HEADER, *(row.line for row in decode_rows()))
 
 
-def table_in_document() -> str:
-    """What docs/decode.md has between its two markers."""
-    return DOCUMENT.read_text().split(BEGIN)[1].split(END)[0].strip()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="replace it in docs/decode.md")
-    if parser.parse_args().write:
-        before, rest = DOCUMENT.read_text().split(BEGIN)
-        after = rest.split(END)[1]
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{decode_table()}\n{END}{after}")
-    else:
-        print(decode_table())
-
+TABLE = GeneratedTable(ROOT / "docs" / "decode.md", "decode table", decode_table)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main(__doc__.splitlines()[0])

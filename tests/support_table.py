@@ -4,17 +4,16 @@
     python tests/support_table.py --write    # puts it into README.md
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from generated_table import GeneratedTable, markdown
 
 import torch_flash_mps
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -122,27 +121,12 @@ def support_table() -> str:
         [name, *(_answer(feature, dtype) for dtype in DTYPES)]
         for name, feature in FEATURES.items()
     ]
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(header, *rows)
 
 
-def table_in_readme() -> str:
-    """What README.md has between its two markers."""
-    return README.read_text().split(BEGIN)[1].split(END)[0].strip()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="replace the table in README.md")
-    if sys.platform != "darwin":
-        import torch_flash_mps.simulator  # noqa: F401
-    table = support_table()
-    if parser.parse_args().write:
-        before, rest = README.read_text().split(BEGIN)
-        README.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
-    else:
-        print(table)
-
+TABLE = GeneratedTable(README, "support table", support_table)
 
 if __name__ == "__main__":
-    main()
+    if sys.platform != "darwin":
+        import torch_flash_mps.simulator  # noqa: F401
+    TABLE.main(__doc__.splitlines()[0])

@@ -2,11 +2,11 @@
 
 import doctest
 
-from support_table import README, support_table, table_in_readme
+from support_table import README, TABLE, support_table
 
 
 def test_DC_04_support_table_is_what_the_device_answers(device):
-    assert table_in_readme() == support_table()
+    assert TABLE.in_document() == support_table()
 
 
 def test_DC_01_DC_02_snippets_are_true():
