@@ -68,6 +68,11 @@ def _backward_rule(op: Callable) -> Callable:
         info, in_dims, grad_out, grad_lse, query, key, value, out, lse, attn_mask, *options,
         output_mask, **named,
     ):
+        if output_mask[4]:
+            raise NotImplementedError(
+                "flash_mps::attention_backward: torch.vmap over the gradient of sinks is not "
+                "supported"
+            )
         operands = list(zip((query, key, value, attn_mask), (*in_dims[2:5], in_dims[7]),
                             strict=True))
         mapping = _Mapping(info.batch_size, operands[:3])
@@ -77,11 +82,6 @@ def _backward_rule(op: Callable) -> Callable:
             mapping.fold(lse, in_dims[6], trailing=1), mapping.fold(*operands[3]), *options,
             output_mask=output_mask, **named,
         )
-        if output_mask[4]:
-            raise NotImplementedError(
-                "flash_mps::attention_backward: torch.vmap over the gradient of sinks is not "
-                "supported"
-            )
         results = tuple(
             gradient.reshape(mapping.front(*operand).shape) if wanted else gradient
             for gradient, operand, wanted in zip(gradients, operands, output_mask, strict=False)
