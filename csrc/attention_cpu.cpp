@@ -1,5 +1,4 @@
 #include "attention_cpu.h"
-#include "score_args.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
@@ -9,6 +8,7 @@
 #include <limits>
 
 #include "../metal/philox.h"
+#include "score_args.h"
 
 namespace flash_mps {
 
@@ -84,7 +84,7 @@ at::Tensor sink_column(const AttnProblem& problem) {
 std::tuple<at::Tensor, at::Tensor> attention_cpu(const AttnProblem& problem, bool has_lse) {
   at::Tensor out = empty_out(problem);
   at::Tensor lse = has_lse ? empty_lse(problem) : at::Tensor();
-  const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
+  const int64_t rows = problem.total_rows();
   if (rows == 0 || problem.seqlen_k == 0) {
     out.zero_();
     if (has_lse) fill_empty_lse(problem, lse);

@@ -1,5 +1,4 @@
 #include "attn_args.h"
-#include "score_args.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
@@ -8,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include "score_args.h"
 
 namespace flash_mps {
 

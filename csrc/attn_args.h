@@ -61,6 +61,8 @@ struct AttnProblem {
   at::Tensor alibi_slopes, sinks;  // float32 [Hq] or [B, Hq], and [Hq], dense; undefined without
 
   int64_t group_size() const { return num_heads_q / std::max<int64_t>(num_heads_kv, 1); }
+  // One row is one query of one head.
+  int64_t total_rows() const { return batch * num_heads_q * seqlen_q; }
 };
 
 // Throws c10::Error "flash_mps::<op>: expected <what>, got <value>" for anything that the op does not

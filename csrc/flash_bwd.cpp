@@ -16,11 +16,6 @@ namespace flash_mps {
 namespace {
 
 constexpr uint32_t kRowsPerDeltaThreadgroup = 4;
-constexpr uint32_t kSimdWidth = 32;
-
-int64_t ceil_div(int64_t count, int64_t block) {
-  return (count + block - 1) / block;
-}
 
 // [leading dimensions of the caller ..., S(, D)] -> [B, Hq, S(, D)]
 at::Tensor to_heads(const AttnProblem& problem, const at::Tensor& tensor) {
@@ -279,7 +274,7 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Te
   }
   if (wanted.mask) bwd.dmask = at::empty(problem.mask.sizes(), problem.mask.options());
   at::Tensor dsinks;
-  const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
+  const int64_t rows = problem.total_rows();
   if (rows == 0 || problem.seqlen_k == 0) {
     if (wanted.sinks) {
       // lse is the sink itself.

@@ -15,15 +15,9 @@ namespace flash_mps {
 namespace {
 
 constexpr int64_t kMaxDecodeQueries = 16;
-constexpr uint32_t kSimdWidth = 32;
-
-int64_t divide_up(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
 
 double work(const AttnProblem& problem) {
-  return 2.0 * static_cast<double>(problem.batch * problem.num_heads_q * problem.seqlen_q) *
-         static_cast<double>(problem.seqlen_k) *
+  return 2.0 * static_cast<double>(problem.total_rows()) * static_cast<double>(problem.seqlen_k) *
          static_cast<double>(problem.head_dim + problem.head_dim_v);
 }
 
@@ -69,7 +63,7 @@ AttnDecodeParams make_decode_params(const AttnProblem& problem, const CachedAtte
   const int64_t farthest = problem.seqlen_q + problem.seqlen_k;
   AttnDecodeParams params{
       .fwd = make_params(problem, out),
-      .total_rows = problem.batch * problem.num_heads_q * problem.seqlen_q,
+      .total_rows = problem.total_rows(),
       .num_rows = static_cast<int32_t>(plan.num_rows),
       .row_tiles = static_cast<int32_t>(plan.row_tiles),
       .num_splits = static_cast<int32_t>(plan.num_splits),
@@ -129,13 +123,9 @@ std::vector<Binding> make_bindings(const AttnProblem& problem, const CachedAtten
   return bindings;
 }
 
-void launch_combine(const char* op, const AttnProblem& problem, const FlashDecodePlan& plan,
-                    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& partial) {
-  std::vector<Binding> bindings = {bind(out, kOutBuffer), bind(partial, kPartialBuffer)};
-  if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
-  if (problem.sinks.defined()) bindings.push_back(bind(problem.sinks, kSinksBuffer));
-  const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
-  const AttnCombineParams params = {
+AttnCombineParams make_combine_params(const AttnProblem& problem, const FlashDecodePlan& plan,
+                                      const at::Tensor& out) {
+  return {
       .out_stride_b = out.stride(0),
       .out_stride_h = out.stride(1),
       .out_stride_s = out.stride(2),
@@ -143,23 +133,23 @@ void launch_combine(const char* op, const AttnProblem& problem, const FlashDecod
       .seqlen_q = static_cast<int32_t>(problem.seqlen_q),
       .head_dim_v = static_cast<int32_t>(problem.head_dim_v),
       .num_splits = static_cast<int32_t>(plan.num_splits),
-      .num_rows = static_cast<int32_t>(rows),
+      .num_rows = static_cast<int32_t>(problem.total_rows()),
   };
-  const Launch launch = {
-      .pipeline = require_pipeline(
-          op, {.op = Op::FlashDecodeCombine,
-               .type = problem.type,
-               .constants = constant_bit(kHasLseConstant, lse.defined()) |
-                            constant_bit(kHasSinksConstant, problem.sinks.defined())}),
-      .bindings = bindings,
-      .params = &params,
-      .params_bytes = sizeof(params),
-      .params_slot = kParamsBuffer,
-      .grid = {static_cast<uint32_t>(rows), 1, 1},
-      .threads = kSimdWidth,
-      .reads_earlier_launches = true,
-  };
-  encode(op, {&launch, 1});
+}
+
+KernelKey combine_key(const AttnProblem& problem, bool has_lse) {
+  return {.op = Op::FlashDecodeCombine,
+          .type = problem.type,
+          .constants = constant_bit(kHasLseConstant, has_lse) |
+                       constant_bit(kHasSinksConstant, problem.sinks.defined())};
+}
+
+std::vector<Binding> make_combine_bindings(const AttnProblem& problem, const at::Tensor& out,
+                                           const at::Tensor& lse, const at::Tensor& partial) {
+  std::vector<Binding> bindings = {bind(out, kOutBuffer), bind(partial, kPartialBuffer)};
+  if (lse.defined()) bindings.push_back(bind(lse, kLseBuffer));
+  if (problem.sinks.defined()) bindings.push_back(bind(problem.sinks, kSinksBuffer));
+  return bindings;
 }
 
 }  // namespace
@@ -182,10 +172,10 @@ FlashDecodePlan plan_flash_decode(const AttnProblem& problem, const CachedAttent
   FlashDecodePlan plan{};
   plan.num_rows = problem.group_size() * problem.seqlen_q;
   const int64_t most = tiling->max_rows() / tiling->block_q;
-  const int64_t tiles = divide_up(plan.num_rows, tiling->block_q);
+  const int64_t tiles = ceil_div(plan.num_rows, tiling->block_q);
   plan.row_tiles =
       std::min(most, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tiles))));
-  plan.num_row_blocks = divide_up(plan.num_rows, plan.row_tiles * tiling->block_q);
+  plan.num_row_blocks = ceil_div(plan.num_rows, plan.row_tiles * tiling->block_q);
   plan.row_blocks_per_dispatch = blocks_per_dispatch(plan.num_row_blocks, work(problem));
   plan.num_splits = cached != nullptr && cached->num_splits > 0
                         ? cached->num_splits
@@ -224,23 +214,42 @@ void flash_decode(const char* op, const AttnProblem& problem, const CachedAttent
     partial = at::empty({plan.scratch_size(problem)}, problem.query.options().dtype(at::kFloat));
   }
   const std::vector<Binding> bindings = make_bindings(problem, cached, plan, out, lse, partial);
-  AttnDecodeParams params = make_decode_params(problem, cached, plan, out);
+  std::vector<AttnDecodeParams> params(ceil_div(plan.num_row_blocks, plan.row_blocks_per_dispatch),
+                                       make_decode_params(problem, cached, plan, out));
+  std::vector<Launch> launches;
+  launches.reserve(params.size() + 1);
   for (int64_t first = 0; first < plan.num_row_blocks; first += plan.row_blocks_per_dispatch) {
-    params.first_row_block = static_cast<int32_t>(first);
+    AttnDecodeParams& own = params[launches.size()];
+    own.first_row_block = static_cast<int32_t>(first);
     const int64_t count = std::min(plan.row_blocks_per_dispatch, plan.num_row_blocks - first);
-    const Launch launch = {
+    launches.push_back({
         .pipeline = pipeline,
         .bindings = bindings,
-        .params = &params,
-        .params_bytes = sizeof(params),
+        .params = &own,
+        .params_bytes = sizeof(own),
         .params_slot = kParamsBuffer,
         .grid = {static_cast<uint32_t>(count * plan.num_splits),
                  static_cast<uint32_t>(problem.num_heads_kv), static_cast<uint32_t>(problem.batch)},
         .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups) * kSimdWidth,
-    };
-    encode(op, {&launch, 1});
+    });
   }
-  if (partial.defined()) launch_combine(op, problem, plan, out, lse, partial);
+  std::vector<Binding> combine_bindings;
+  AttnCombineParams combine_params;
+  if (partial.defined()) {
+    combine_bindings = make_combine_bindings(problem, out, lse, partial);
+    combine_params = make_combine_params(problem, plan, out);
+    launches.push_back({
+        .pipeline = require_pipeline(op, combine_key(problem, lse.defined())),
+        .bindings = combine_bindings,
+        .params = &combine_params,
+        .params_bytes = sizeof(combine_params),
+        .params_slot = kParamsBuffer,
+        .grid = {static_cast<uint32_t>(problem.total_rows()), 1, 1},
+        .threads = kSimdWidth,
+        .reads_earlier_launches = true,
+    });
+  }
+  encode(op, launches);
 }
 
 std::tuple<at::Tensor, at::Tensor> flash_decode_cached(const char* op,

@@ -20,8 +20,7 @@ struct FlashDecodePlan {
 
   // Floats that the splits hand to the combine pass.
   int64_t scratch_size(const AttnProblem& problem) const {
-    const int64_t rows = problem.batch * problem.num_heads_q * problem.seqlen_q;
-    return num_splits > 1 ? num_splits * rows * (problem.head_dim_v + 2) : 0;
+    return num_splits > 1 ? num_splits * problem.total_rows() * (problem.head_dim_v + 2) : 0;
   }
 };
 

@@ -57,7 +57,7 @@ void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
         .params_slot = kParamsBuffer,
         .grid = {static_cast<uint32_t>(count), static_cast<uint32_t>(problem.num_heads_q),
                  static_cast<uint32_t>(problem.batch)},
-        .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups * 32),
+        .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups) * kSimdWidth,
     });
   }
   encode(op, launches);
@@ -81,7 +81,7 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
   const Tiling* tiling =
       choose(Op::FlashFwd, family, element_bytes(problem.type), static_cast<int>(problem.head_dim),
              static_cast<int>(problem.head_dim_v));
-  const int64_t num_q_blocks = (problem.seqlen_q + tiling->block_q - 1) / tiling->block_q;
+  const int64_t num_q_blocks = ceil_div(problem.seqlen_q, tiling->block_q);
   return {
       .key = {.op = Op::FlashFwd,
               .type = problem.type,

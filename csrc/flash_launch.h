@@ -11,6 +11,12 @@
 
 namespace flash_mps {
 
+constexpr uint32_t kSimdWidth = 32;
+
+constexpr int64_t ceil_div(int64_t count, int64_t size) {
+  return (count + size - 1) / size;
+}
+
 // Throws when there is no Metal device.
 Device& require_device(const char* op);
 

@@ -101,7 +101,7 @@ void launch_rows(const char* op, const KernelKey& key, const std::vector<Binding
       .params_slot = kParamsBuffer,
       .grid = {static_cast<uint32_t>(rows.size(2)), static_cast<uint32_t>(rows.size(1)),
                static_cast<uint32_t>(rows.size(0))},
-      .threads = num_operands * 32,
+      .threads = num_operands * kSimdWidth,
   };
   encode(op, {&launch, 1});
 }

@@ -63,8 +63,8 @@ struct AttnBwdParams {
 // fwd, k_stride_b and v_stride_b lead from one entry or page to the next.
 struct AttnDecodeParams {
   AttnParams fwd;
-  int64_t k_scale_stride_b, k_scale_stride_h,
-      k_scale_stride_s;  // of an int8 key: [entries, Hkv, S]
+  // Of an int8 key and value: [entries, Hkv, S].
+  int64_t k_scale_stride_b, k_scale_stride_h, k_scale_stride_s;
   int64_t v_scale_stride_b, v_scale_stride_h, v_scale_stride_s;
   int64_t block_table_stride_b;  // [B, pages of a sequence]
   int64_t total_rows;  // of all heads and sequences
@@ -74,8 +74,8 @@ struct AttnDecodeParams {
   int32_t first_row_block;  // of this dispatch
   int32_t num_splits;
   int32_t num_entries;  // of the cache, or pages
-  int32_t mask_row_q,
-      mask_row_h;  // rows of the mask from one query, one head to the next; 0: shared
+  // Rows of the mask from one query, one head to the next; 0: shared.
+  int32_t mask_row_q, mask_row_h;
   int32_t page_size;
   int32_t seqlen_new;  // keys of a sequence beyond seqlens
   int32_t has_seqlens, has_leftpad, has_batch_idx;
