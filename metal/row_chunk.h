@@ -3,7 +3,7 @@
 
 #include <metal_stdlib>
 
-#include "tile.h"
+#include "lane_rows.h"
 
 namespace flash_mps {
 
@@ -29,18 +29,12 @@ union Int8Chunk {
 // The elements from d on, 0 beyond head_dim.
 template <typename T>
 inline RowChunk<T> load_chunk(const device T* row, int d, int head_dim, bool is_wide) {
+  T elements[kChunkWidth<T>];
+  load_word(elements, row, d, head_dim, is_wide);
   RowChunk<T> chunk;
-  if (is_wide) {
-    WideChunk<T> wide;
-    wide.words = *reinterpret_cast<const device uint4*>(row + d);
-    FLASH_MPS_UNROLL
-    for (int i = 0; i < kChunkWidth<T>; ++i) {
-      chunk.values[i] = float(wide.elements[i]);
-    }
-    return chunk;
-  }
+  FLASH_MPS_UNROLL
   for (int i = 0; i < kChunkWidth<T>; ++i) {
-    chunk.values[i] = d + i < head_dim ? float(row[d + i]) : 0.0f;
+    chunk.values[i] = float(elements[i]);
   }
   return chunk;
 }
