@@ -91,7 +91,9 @@ def least_work(case: Case, block_q: int) -> Least:
     )
 
 
-def our_kernels(q: Tensor, k: Tensor, v: Tensor, **options) -> Iterable[Kernel]:
+def our_kernels(
+    q: Tensor, k: Tensor, v: Tensor, *, rng_state: Tensor | None = None, **options
+) -> Iterable[Kernel]:
     """Ours on both paths; options as the op's. Nothing runs until a kernel's `run` is called."""
     on_device = [x.to("mps") for x in (q, k, v)]
     options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
@@ -101,7 +103,8 @@ def our_kernels(q: Tensor, k: Tensor, v: Tensor, **options) -> Iterable[Kernel]:
             assert plan["path"] == path, f"expected the {path} path, got {plan}"
             yield Kernel(
                 f"ours, {path}", plan["block_q"], plan["block_k"], path,
-                lambda: torch.ops.flash_mps.attention(*on_device, **options),
+                lambda: torch.ops.flash_mps.attention(
+                    *on_device, rng_state=rng_state, **options),
             )
 
 

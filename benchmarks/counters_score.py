@@ -1,4 +1,4 @@
-"""Counts what windows leave out and what softcap, ALiBi and sinks add (see counters.py)."""
+"""Counts what windows leave out, and what score options and dropout add (see counters.py)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ DECODE_KINDS = {
 }
 OPTION_CASE = Case(num_heads_q=2, num_heads_kv=2, seqlen_q=512, seqlen_k=512, head_dim=64,
                    dtype=torch.float16, causal=True)
-OPTIONS = {"softcap": {"softcap": 2.0}, "ALiBi": {"alibi": "heads"}, "sinks": {"sinks": True}}
-OWN_NUMBERS = {"softcap": 0, "alibi": 1, "sinks": 1}   # of a head, by the field of a case
+OPTIONS = {"softcap": {"softcap": 2.0}, "ALiBi": {"alibi": "heads"}, "sinks": {"sinks": True},
+           "dropout": {"dropout_p": 0.2}}
+# Of a head, by the field of a case.
+OWN_NUMBERS = {"softcap": 0, "alibi": 1, "sinks": 1, "dropout_p": 0}
 FLOAT_BYTES = 4
 MOST = 1.02   # device bytes that a decode step reads over the least possible
 
@@ -159,13 +161,18 @@ class Extra:
 
 
 def kernel_counts(case: Case) -> dict[str, dict[str, int]]:
-    """The counts of every kernel on one shape; raises AssertionError for a wrong result."""
+    """The counts of every kernel on one shape; raises AssertionError for a wrong result.
+
+    A decode has no dropout: few queries that ask for it go to flash_fwd.
+    """
     found = {
         f"flash_fwd, {work.kernel.path}": work.counts
         for work in counters_fwd.measure(case, only_ours=True)
     }
     for backward in counters_bwd.measure(case):
         found |= {f"{one.kernel}, {backward.path}": dict(one.counts) for one in backward.passes}
+    if case.dropout_p:
+        return found
     few = replace(case, seqlen_q=2, causal=False)
     inputs = make_inputs(few, "mps")
     options = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in inputs.options.items()}
@@ -236,10 +243,11 @@ def step_row(step: Step) -> tuple[str, ...]:
 
 def option_rows(extras: list[Extra]) -> Iterator[tuple[str, ...]]:
     for kernel in dict.fromkeys(one.kernel for one in extras):
-        yield kernel, *(
-            f"{one.counts['device_bytes_read_distinct']} of {one.most}"
+        cells = {
+            one.option: f"{one.counts['device_bytes_read_distinct']} of {one.most}"
             for one in extras if one.kernel == kernel
-        )
+        }
+        yield kernel, *(cells.get(option, "–") for option in OPTIONS)
 
 
 def sections() -> dict[str, tuple[str, list[str]]]:

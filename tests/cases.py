@@ -28,6 +28,8 @@ MASKS = {
 # margin that lets rows start on 16 bytes ("aligned").
 LAYOUTS = ("sliced", "bshd", "strided", "aligned")
 
+RNG_STATE = torch.tensor([123456789, -987654321], dtype=torch.int32)   # of dropout
+
 
 @dataclass(frozen=True)
 class Case:
@@ -49,6 +51,7 @@ class Case:
     softcap: float = 0.0
     alibi: str | None = None   # "heads" or "batch": slopes [Hq] or [B, Hq]
     sinks: bool = False
+    dropout_p: float = 0.0   # with the random numbers of RNG_STATE
 
     @property
     def value_dim(self) -> int:
@@ -73,6 +76,8 @@ class Case:
             parts.append(f"cap{self.softcap:g}")
         parts += [f"alibi.{self.alibi}"] * (self.alibi is not None)
         parts += ["sinks"] * self.sinks
+        if self.dropout_p:
+            parts.append(f"drop{self.dropout_p:g}")
         return "-".join(parts)
 
 
@@ -149,7 +154,7 @@ def make_inputs(case: Case, device: torch.device | str = "cpu", seed: int = 0) -
 
 
 def score_options(case: Case, device: torch.device | str = "cpu") -> dict:
-    """The window, softcap, slopes and sinks of a case in the words of the op; none that is off."""
+    """The window, score modifiers and dropout of a case in the words of the op."""
     generator = torch.Generator().manual_seed(1)
     options: dict = {}
     if case.window != (-1, -1):
@@ -163,6 +168,8 @@ def score_options(case: Case, device: torch.device | str = "cpu") -> dict:
     if case.sinks:
         sinks = torch.randn(case.num_heads_q, generator=generator) * 2
         options["sinks"] = poisoned(sinks.to(case.dtype), device)
+    if case.dropout_p:
+        options["dropout_p"], options["rng_state"] = case.dropout_p, RNG_STATE
     return options
 
 

@@ -7,7 +7,7 @@ from cases import Case, make_inputs
 from torch import Tensor
 
 import torch_flash_mps
-from torch_flash_mps.reference import attention_ref, visible_pairs
+from torch_flash_mps.reference import attention_ref, dropout_factors, visible_pairs
 
 FLOOR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -106,6 +106,8 @@ def attention_and_lse_lowp(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
     **band,
 ) -> tuple[Tensor, Tensor]:
     """Matmul, softmax, matmul in the dtype of q on the CPU: the error that plain torch makes.
@@ -140,6 +142,9 @@ def attention_and_lse_lowp(
     empty = (scores == -math.inf).all(-1, keepdim=True)
     scores = scores.masked_fill(empty, 0.0)   # softmax of nothing but -inf is NaN
     probabilities = torch.softmax(scores, dim=-1)[..., :seqlen_k].masked_fill(empty, 0.0)
+    if dropout_p:
+        factors = dropout_factors(rng_state, *scores.shape[:3], seqlen_k, dropout_p)
+        probabilities = probabilities * factors.to(probabilities.dtype)
     lse = torch.logsumexp(scores.float(), dim=-1)
     return probabilities @ v, lse.masked_fill(empty.squeeze(-1), -math.inf)
 

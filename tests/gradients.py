@@ -8,7 +8,6 @@ from cases import Case, make_inputs, score_options
 from checks import attention_and_lse_lowp, check
 from torch import Tensor
 
-import torch_flash_mps
 from torch_flash_mps.reference import attention_ref
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks")
@@ -22,8 +21,8 @@ def attend(
     **options,
 ):
     """Out and lse of the op; `enable_gqa` is set where the head counts ask for it."""
-    return torch_flash_mps.attention(
-        q, k, v, attn_mask=attn_mask, sinks=sinks, return_lse=True,
+    return torch.ops.flash_mps.attention_with_lse(
+        q, k, v, attn_mask=attn_mask, sinks=sinks,
         enable_gqa=q.dim() > 2 and q.shape[-3] != k.shape[-3], **options,
     )
 

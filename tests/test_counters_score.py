@@ -63,10 +63,11 @@ def test_step_bars_notice_one_key(steps, index):
 
 @pytest.fixture(scope="module")
 def extras():
-    together = {name: value for fields in counters_score.OPTIONS.values()
-                for name, value in fields.items()}
+    options = dict(counters_score.OPTIONS)
+    dropout = options.pop("dropout")
+    together = {name: value for fields in options.values() for name, value in fields.items()}
     case = replace(counters_score.OPTION_CASE, seqlen_q=100, seqlen_k=100)
-    return counters_score.option_extras(case, {"all": together})
+    return counters_score.option_extras(case, {"all": together, "dropout": dropout})
 
 
 def test_score_options_read_their_own_inputs_only(device, extras):

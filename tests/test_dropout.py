@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from cases import DTYPES
+from cases import RNG_STATE as STATE
 from checks import check_exact, check_same_bits
 from torch import Tensor
 
 import torch_flash_mps
 from torch_flash_mps.reference import attention_ref, dropout_factors
 
-STATE = torch.tensor([123456789, -987654321], dtype=torch.int32)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
 
 
