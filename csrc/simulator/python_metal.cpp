@@ -169,12 +169,13 @@ py::bytes read_buffer(const Buffer& buffer) {
 void bind_library(py::module_& module) {
   py::class_<Library>(module, "Library", "A library compiled from MSL source.")
       .def(py::init([](const std::string& source, bool fast_math,
-                       const std::map<std::string, std::string>& macros) {
+                       const std::map<std::string, std::string>& macros, int language_version) {
              py::gil_scoped_release unlocked;
-             return Library(source, fast_math, {macros.begin(), macros.end()});
+             return Library(source, fast_math, {macros.begin(), macros.end()}, language_version);
            }),
            py::arg("source"), py::arg("fast_math") = true,
-           py::arg("macros") = std::map<std::string, std::string>{})
+           py::arg("macros") = std::map<std::string, std::string>{},
+           py::arg("language_version") = 310)
       .def_property_readonly("function_names", &Library::function_names)
       .def("kernel", &make_kernel, py::arg("name"),
            py::arg("constants") = std::map<uint32_t, std::pair<std::string, py::object>>{},

@@ -194,6 +194,7 @@ std::shared_ptr<const Library> checked_library(const std::string& source,
                                                const CompileOptions& options) {
   Hash hash;
   hash.add(source).add(options.fast_math ? "fast" : "safe");
+  hash.add(std::to_string(options.language_version));
   for (const auto& [name, value] : options.macros) hash.add(name).add(value);
   hash.add(toolchain_identity(Flavour::Plain, options.fast_math)).add(identity_of_this_module());
   const std::string file = hash.hex() + ".msl";
@@ -202,7 +203,8 @@ std::shared_ptr<const Library> checked_library(const std::string& source,
     if (auto library = deserialise(read_sealed_file(*path), options.fast_math)) return library;
   }
   auto library = std::make_shared<SourceLibrary>(preprocess(source, options), options.fast_math);
-  const std::string broken = check_rules(library->tokens, library->declarations);
+  const std::string broken =
+      check_rules(library->tokens, library->declarations, options.language_version);
   const SyntaxCheck check =
       rewrite_for_check(library->text, library->tokens, library->declarations);
   std::string warnings;

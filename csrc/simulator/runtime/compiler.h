@@ -56,6 +56,7 @@ struct CompileError : std::runtime_error {
 struct CompileOptions {
   bool fast_math = true;  // MTLCompileOptions.fastMathEnabled / mathMode
   std::map<std::string, std::string> macros;  // preprocessorMacros
+  int language_version = 310;  // as __METAL_VERSION__: 310 is Metal 3.1
 };
 
 // The folder of metal_stdlib and friends, with `runtime/kernel_abi.h` beside it. Call before anything

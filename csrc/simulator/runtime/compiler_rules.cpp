@@ -19,8 +19,8 @@ bool is_address_space(const Token& token) {
 
 class Rules {
  public:
-  Rules(const Tokens& tokens, const Declarations& declarations)
-      : tokens_(tokens), declarations_(declarations) {}
+  Rules(const Tokens& tokens, const Declarations& declarations, int language_version)
+      : tokens_(tokens), declarations_(declarations), language_version_(language_version) {}
 
   std::string run() {
     check_words();
@@ -54,6 +54,7 @@ class Rules {
 
   const Tokens& tokens_;
   const Declarations& declarations_;
+  const int language_version_;
   std::map<size_t, std::string> errors_;
 };
 
@@ -76,6 +77,9 @@ void Rules::check_words() {
     if (token.kind == TokenKind::Identifier) {
       const auto refused = kRefused.find(token.text);
       if (refused != kRefused.end()) refuse(i, refused->second);
+      if (token.is("bfloat") && language_version_ < 310) {
+        refuse(i, "unknown type name 'bfloat': it needs Metal 3.1");
+      }
       const Token& before = tokens_.at(Index(i) - 1);
       if (token.is("delete") && !before.is("=")) refuse(i, "'delete' is not supported in Metal");
     } else if (token.is("[") && token.partner >= 0) {
@@ -295,8 +299,9 @@ void Rules::check_recursion() {
 
 }  // namespace
 
-std::string check_rules(const Tokens& tokens, const Declarations& declarations) {
-  return Rules(tokens, declarations).run();
+std::string check_rules(const Tokens& tokens, const Declarations& declarations,
+                        int language_version) {
+  return Rules(tokens, declarations, language_version).run();
 }
 
 }  // namespace sim

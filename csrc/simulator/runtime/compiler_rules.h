@@ -8,6 +8,8 @@
 namespace sim {
 
 // Lines of "program_source:12:3: error: ...", in the order of the source; empty when all is well.
-std::string check_rules(const Tokens& tokens, const Declarations& declarations);
+// `language_version` as in CompileOptions.
+std::string check_rules(const Tokens& tokens, const Declarations& declarations,
+                        int language_version);
 
 }  // namespace sim

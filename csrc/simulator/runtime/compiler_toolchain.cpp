@@ -272,7 +272,7 @@ std::string preprocess(const std::string& source, const CompileOptions& options)
                          "-fno-color-diagnostics",
                          "-DSIM_PREPROCESS_ONLY",
                          "-D__METAL__=1",
-                         "-D__METAL_VERSION__=320",
+                         "-D__METAL_VERSION__=" + std::to_string(options.language_version),
                          "-D__METAL_MACOS__=1",
                          "-isystem",
                          msl_directory().string()};

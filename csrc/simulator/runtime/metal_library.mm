@@ -112,6 +112,9 @@ CompileOptions compile_options(MTLCompileOptions* options) {
   if (!options) return result;
   const auto& from = state<Options>(options);
   result.fast_math = from.fast_math && from.math_mode == MTLMathModeFast;
+  // MTLLanguageVersion: the major version, and 16 bits below it the minor one.
+  result.language_version =
+      static_cast<int>((from.version >> 16) * 100 + (from.version & 0xFFFF) * 10);
   NSDictionary* macros = from.macros.get();
   for (NSString* name in macros) {
     result.macros[to_string(name)] = to_string([[macros objectForKey:name] description]);

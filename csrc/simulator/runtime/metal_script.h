@@ -66,7 +66,7 @@ class Pipeline {
 class Library {
  public:
   Library(const std::string& source, bool fast_math,
-          const std::vector<std::pair<std::string, std::string>>& macros);
+          const std::vector<std::pair<std::string, std::string>>& macros, int language_version);
   std::vector<std::string> function_names() const;
   Pipeline pipeline(const std::string& name,
                     const std::vector<std::pair<uint32_t, Constant>>& constants,

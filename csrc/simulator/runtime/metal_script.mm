@@ -94,7 +94,8 @@ uint64_t Pipeline::static_threadgroup_bytes() const {
 }
 
 Library::Library(const std::string& source, bool fast_math,
-                 const std::vector<std::pair<std::string, std::string>>& macros) {
+                 const std::vector<std::pair<std::string, std::string>>& macros,
+                 int language_version) {
   @autoreleasepool {
     std::vector<id> names, values;
     for (const auto& [name, value] : macros) {
@@ -103,6 +104,8 @@ Library::Library(const std::string& source, bool fast_math,
     }
     MTLCompileOptions* options = [[MTLCompileOptions new] autorelease];
     [options setMathMode:fast_math ? MTLMathModeFast : MTLMathModeSafe];
+    const int major = language_version / 100, minor = language_version % 100 / 10;
+    [options setLanguageVersion:static_cast<MTLLanguageVersion>(major << 16 | minor)];
     [options setPreprocessorMacros:[NSDictionary dictionaryWithObjects:values.data()
                                                                forKeys:names.data()
                                                                  count:names.size()]];
