@@ -24,6 +24,7 @@
 #include "tile.h"
 #include "online_softmax.h"
 #include "mask.h"
+#include "sequence.h"
 #include "score_mod.h"
 #include "dropout.h"
 #include "softmax_bwd.h"
@@ -67,13 +68,15 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
   // Locate the tile.
   const LanePosition at = lane_position(lane);
-  const int batch_idx = int(block.z);
+  const Sequence sequence = sequence_of(params, int(block.z));
+  const Band band = sequence.band;
+  const int batch_idx = sequence.batch_idx;
   const int kv_head_idx = int(block.y);
   const int first_column = int(block.x) % kHeadBlocks * COLUMNS;
   const int block_first = (bwd.first_k_block + int(block.x) / kHeadBlocks) * BK;
-  const int block_last = metal::min(block_first + BK, params.seqlen_k) - 1;
+  const int block_last = metal::min(block_first + BK, band.seqlen_k) - 1;
   const int first_row = block_first + int(simdgroup_idx) * kFragment;
-  const int last_row = metal::min(first_row + kFragment, params.seqlen_k) - 1;
+  const int last_row = metal::min(first_row + kFragment, band.seqlen_k) - 1;
   const int rows = last_row - first_row + 1;
   const device T* K_rows = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h +
                            first_row * params.k_stride_s;
@@ -92,21 +95,20 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
   fill(dK, 0.0f);
   fill(dV, 0.0f);
 
-  const IndexRange block_queries = queries_that_see_any(params, block_first, block_last);
-  const IndexRange any_queries = queries_that_see_any(params, first_row, last_row);
-  const IndexRange all_queries = queries_that_see_all(params, first_row, last_row);
+  const IndexRange block_queries = queries_that_see_any(band, block_first, block_last);
+  const IndexRange any_queries = queries_that_see_any(band, first_row, last_row);
+  const IndexRange all_queries = queries_that_see_all(band, first_row, last_row);
   const int first_q_start = block_queries.begin / BQ * BQ;
   const int num_q_blocks = metal::max(0, (block_queries.end - first_q_start + BQ - 1) / BQ);
   for (int step = 0; step < params.group_size * num_q_blocks; ++step) {
     const int head_idx = kv_head_idx * params.group_size + step / num_q_blocks;
     const int q_start = first_q_start + step % num_q_blocks * BQ;
-    const int queries = metal::min(BQ, params.seqlen_q - q_start);
+    const int queries = metal::min(BQ, band.seqlen_q - q_start);
     const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
                              q_start * params.q_stride_s;
     const device T* dO_rows = dout + batch_idx * bwd.dout_stride_b + head_idx * bwd.dout_stride_h +
                               q_start * bwd.dout_stride_s;
-    const int64_t row =
-        (int64_t(batch_idx) * params.num_heads_q + head_idx) * params.seqlen_q + q_start;
+    const int64_t row = lse_row(params, sequence, head_idx, q_start);
     if (STAGED) {
       // The tiles of the block before are used up.
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -155,12 +157,12 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
     Strip<float, BQ / kFragment> slope;
     score_slope(slope, P, params);
-    score_fwd<T, true>(P, params, mod, q_start, first_row, at);
+    score_fwd<T, true>(P, params, band, mod, q_start, first_row, at);
     const bool has_hidden_keys = has_mask || rows < kFragment || q_start < all_queries.begin ||
                                  q_start + BQ > all_queries.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility<true>(P, params, mod.plane, q_start, first_row, at);
+      seen = apply_visibility<true>(P, params, band, mod.plane, q_start, first_row, at);
     }
     probabilities(P, shift);
 

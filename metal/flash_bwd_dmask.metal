@@ -34,6 +34,7 @@ inline void add_mask_gradient(
     const device T* K_rows,
     const device T* V_rows,
     constant AttnBwdParams& bwd,
+    Band band,
     ScoreMod mod,
     Dropout dropout,
     float shift,
@@ -43,8 +44,8 @@ inline void add_mask_gradient(
     uint lane) {
   constant AttnParams& params = bwd.fwd;
   const LanePosition at = lane_position(lane);
-  const int rows = params.seqlen_q - first_row;
-  const int keys = params.seqlen_k - k_start;
+  const int rows = band.seqlen_q - first_row;
+  const int keys = band.seqlen_k - k_start;
   Strip<float, COUNT> P;
   Strip<float, COUNT> dS;
   fill(P, 0.0f);
@@ -56,8 +57,8 @@ inline void add_mask_gradient(
     load_fragment(A, Q_rows + d, params.q_stride_s, rows, columns, lane);
     multiply_transposed(P, A, K_rows + d, params.k_stride_s, keys, columns, lane);
   }
-  score_fwd<T, false>(P, params, mod, first_row, k_start, at);
-  apply_visibility<false>(P, params, mod.plane, first_row, k_start, at);
+  score_fwd<T, false>(P, params, band, mod, first_row, k_start, at);
+  apply_visibility<false>(P, params, band, mod.plane, first_row, k_start, at);
   probabilities(P, shift);
   FLASH_MPS_UNROLL
   for (int d = 0; d < DV; d += kFragment) {
@@ -89,6 +90,7 @@ template <typename T, typename M, int D, int DV, int BK>
   constant AttnParams& params = bwd.fwd;
   constexpr int kCount = BK / kFragment;
   const LanePosition at = lane_position(lane);
+  const Band band = band_of(params);
 
   // What the mask's block stands for: one index of each dimension, or all where it broadcasts.
   const bool all_batch = bwd.dmask_stride_b == 0;
@@ -109,13 +111,13 @@ template <typename T, typename M, int D, int DV, int BK>
       const Dropout dropout = dropout_of(params, b, h);
       const int kv_head = h / params.group_size;
       const int64_t head_row = (int64_t(b) * params.num_heads_q + h) * params.seqlen_q;
-      const int end_row = all_rows ? params.seqlen_q : metal::min(own_row + 1, params.seqlen_q);
+      const int end_row = all_rows ? band.seqlen_q : metal::min(own_row + 1, band.seqlen_q);
       for (int row = all_rows ? 0 : own_row; row < end_row; row += kFragment) {
-        const bool is_row = row + at.row < params.seqlen_q;
+        const bool is_row = row + at.row < band.seqlen_q;
         const float shift = is_row ? softmax_shift(lse[head_row + row + at.row]) : 0.0f;
         const float row_delta = is_row ? delta[head_row + row + at.row] : 0.0f;
         const IndexRange keys =
-            keys_seen_by_any(params, row, metal::min(row + kFragment, params.seqlen_q) - 1);
+            keys_seen_by_any(band, row, metal::min(row + kFragment, band.seqlen_q) - 1);
         if (k_start >= keys.end || k_start + BK <= keys.begin) {
           continue;
         }
@@ -125,7 +127,7 @@ template <typename T, typename M, int D, int DV, int BK>
             key + b * params.k_stride_b + kv_head * params.k_stride_h + k_start * params.k_stride_s,
             value + b * params.v_stride_b + kv_head * params.v_stride_h +
                 k_start * params.v_stride_s,
-            bwd, mod, dropout, shift, row_delta, row, k_start, lane);
+            bwd, band, mod, dropout, shift, row_delta, row, k_start, lane);
       }
     }
   }
@@ -133,7 +135,7 @@ template <typename T, typename M, int D, int DV, int BK>
   // Sum over the rows where the mask has one, and store.
   device M* out = dmask + own_batch * bwd.dmask_stride_b + own_head * bwd.dmask_stride_h;
   const int q_idx = all_rows ? at.row : own_row + at.row;
-  const int num_rows = all_rows ? 1 : params.seqlen_q;
+  const int num_rows = all_rows ? 1 : band.seqlen_q;
   FLASH_MPS_UNROLL
   for (int j = 0; j < kCount; ++j) {
     float2 sum = elements(dM.fragments[j]);
@@ -142,7 +144,7 @@ template <typename T, typename M, int D, int DV, int BK>
     }
     for (int i = 0; i < 2; ++i) {
       const int k_idx = k_start + j * kFragment + at.column + i;
-      if (q_idx < num_rows && k_idx < params.seqlen_k) {
+      if (q_idx < num_rows && k_idx < band.seqlen_k) {
         out[q_idx * bwd.dmask_stride_q + k_idx] = M(sum[i]);
       }
     }

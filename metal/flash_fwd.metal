@@ -21,6 +21,7 @@
 #include "tile.h"
 #include "online_softmax.h"
 #include "mask.h"
+#include "sequence.h"
 #include "score_mod.h"
 #include "dropout.h"
 
@@ -61,13 +62,15 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
   // Locate the tile.
   const LanePosition at = lane_position(lane);
-  const int batch_idx = int(block.z);
+  const Sequence sequence = sequence_of(params, int(block.z));
+  const Band band = sequence.band;
+  const int batch_idx = sequence.batch_idx;
   const int head_idx = int(block.y);
   const int kv_head_idx = head_idx / params.group_size;
   const int block_first = (params.first_q_block + int(block.x)) * BQ;
-  const int block_last = metal::min(block_first + BQ, params.seqlen_q) - 1;
+  const int block_last = metal::min(block_first + BQ, band.seqlen_q) - 1;
   const int first_row = block_first + int(simdgroup_idx) * kFragment;
-  const int last_row = metal::min(first_row + kFragment, params.seqlen_q) - 1;
+  const int last_row = metal::min(first_row + kFragment, band.seqlen_q) - 1;
   const int rows = last_row - first_row + 1;
   const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
                            first_row * params.q_stride_s;
@@ -87,11 +90,11 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   Strip<float, DV / kFragment> O;
   fill(O, 0.0f);
 
-  const IndexRange block_keys = keys_seen_by_any(params, block_first, block_last);
-  const IndexRange any_keys = keys_seen_by_any(params, first_row, last_row);
-  const IndexRange all_keys = keys_seen_by_all(params, first_row, last_row);
+  const IndexRange block_keys = keys_seen_by_any(band, block_first, block_last);
+  const IndexRange any_keys = keys_seen_by_any(band, first_row, last_row);
+  const IndexRange all_keys = keys_seen_by_all(band, first_row, last_row);
   for (int k_start = block_keys.begin / BK * BK; k_start < block_keys.end; k_start += BK) {
-    const int keys = metal::min(BK, params.seqlen_k - k_start);
+    const int keys = metal::min(BK, band.seqlen_k - k_start);
     const device T* K_rows = K_head + k_start * params.k_stride_s;
     const device T* V_rows = V_head + k_start * params.v_stride_s;
     if (STAGED) {
@@ -126,12 +129,12 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     }
 
     // S = score_fwd(S); hide keys
-    score_fwd<T, false>(S, params, mod, first_row, k_start, at);
+    score_fwd<T, false>(S, params, band, mod, first_row, k_start, at);
     const bool has_hidden_keys =
         has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility<false>(S, params, mod.plane, first_row, k_start, at);
+      seen = apply_visibility<false>(S, params, band, mod.plane, first_row, k_start, at);
     }
 
     // m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P
@@ -161,8 +164,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
       O, rescale * softmax_normaliser(state), out_rows, params.out_stride_s, rows,
       params.head_dim_v, lane);
   if (has_lse && at.column == 0 && at.row < rows) {
-    const int64_t head = int64_t(batch_idx) * params.num_heads_q + head_idx;
-    lse[head * params.seqlen_q + first_row + at.row] = softmax_lse(state);
+    lse[lse_row(params, sequence, head_idx, first_row + at.row)] = softmax_lse(state);
   }
 }
 

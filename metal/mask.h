@@ -20,6 +20,7 @@ struct IndexRange {
 // i + begin <= j < i + end.
 struct Band {
   int first_key;
+  int seqlen_q;
   int seqlen_k;
   int begin;
   int end;
@@ -29,6 +30,7 @@ struct Band {
 inline Band band_of(constant AttnParams& params) {
   Band band;
   band.first_key = 0;
+  band.seqlen_q = params.seqlen_q;
   band.seqlen_k = params.seqlen_k;
   band.begin = params.band_begin;
   band.end = params.band_end;
@@ -50,31 +52,27 @@ inline IndexRange keys_seen_by_any(Band band, int first, int last) {
   return keys;
 }
 
-inline IndexRange keys_seen_by_any(constant AttnParams& params, int first, int last) {
-  return keys_seen_by_any(band_of(params), first, last);
-}
-
 // Keys that every one of the queries first ... last sees.
-inline IndexRange keys_seen_by_all(constant AttnParams& params, int first, int last) {
+inline IndexRange keys_seen_by_all(Band band, int first, int last) {
   IndexRange keys;
-  keys.begin = metal::max(0, metal::min(params.seqlen_k, last + params.band_begin));
-  keys.end = metal::max(0, metal::min(params.seqlen_k, first + params.band_end));
+  keys.begin = metal::max(band.first_key, metal::min(band.seqlen_k, last + band.begin));
+  keys.end = metal::max(band.first_key, metal::min(band.seqlen_k, first + band.end));
   return keys;
 }
 
 // Queries that see at least one of the keys first ... last.
-inline IndexRange queries_that_see_any(constant AttnParams& params, int first, int last) {
+inline IndexRange queries_that_see_any(Band band, int first, int last) {
   IndexRange queries;
-  queries.begin = metal::max(0, first - params.band_end + 1);
-  queries.end = metal::min(params.seqlen_q, last - params.band_begin + 1);
+  queries.begin = metal::max(0, first - band.end + 1);
+  queries.end = metal::min(band.seqlen_q, last - band.begin + 1);
   return queries;
 }
 
 // Queries that see every one of the keys first ... last.
-inline IndexRange queries_that_see_all(constant AttnParams& params, int first, int last) {
+inline IndexRange queries_that_see_all(Band band, int first, int last) {
   IndexRange queries;
-  queries.begin = metal::max(0, last - params.band_end + 1);
-  queries.end = metal::min(params.seqlen_q, first - params.band_begin + 1);
+  queries.begin = metal::max(0, last - band.end + 1);
+  queries.end = metal::min(band.seqlen_q, first - band.begin + 1);
   return queries;
 }
 
@@ -110,9 +108,9 @@ inline const device uchar* mask_plane(
 
 // `plane` is a mask_plane().
 inline bool is_visible(
-    constant AttnParams& params, const device uchar* plane, ScorePosition position) {
-  const bool in_band = position.q_idx < params.seqlen_q &&
-                       is_in_band(band_of(params), position.q_idx, position.k_idx);
+    constant AttnParams& params, Band band, const device uchar* plane, ScorePosition position) {
+  const bool in_band =
+      position.q_idx < band.seqlen_q && is_in_band(band, position.q_idx, position.k_idx);
   if (mask_kind == kBoolMask && in_band) {
     return plane[mask_offset(params, position)] != 0;
   }
@@ -125,6 +123,7 @@ template <bool TRANSPOSED, int COUNT>
 inline uint apply_visibility(
     thread Strip<float, COUNT>& S,
     constant AttnParams& params,
+    Band band,
     const device uchar* plane,
     int q_start,
     int k_start,
@@ -135,7 +134,7 @@ inline uint apply_visibility(
     float2 s = elements(S.fragments[j]);
     for (int i = 0; i < 2; ++i) {
       const bool visible =
-          is_visible(params, plane, score_position<TRANSPOSED>(q_start, k_start, at, j, i));
+          is_visible(params, band, plane, score_position<TRANSPOSED>(q_start, k_start, at, j, i));
       s[i] = visible ? s[i] : -INFINITY;
       seen |= s[i] == -INFINITY ? 0u : 1u << uint(j * kFragment + at.column + i);
     }

@@ -95,6 +95,7 @@ template <typename T, bool TRANSPOSED, int COUNT>
 inline void score_fwd(
     thread Strip<float, COUNT>& S,
     constant AttnParams& params,
+    Band band,
     ScoreMod mod,
     int q_start,
     int k_start,
@@ -105,11 +106,10 @@ inline void score_fwd(
     for (int i = 0; i < 2; ++i) {
       const ScorePosition position = score_position<TRANSPOSED>(q_start, k_start, at, j, i);
       float bias = 0.0f;
-      if (has_bias && position.q_idx < params.seqlen_q && position.k_idx < params.seqlen_k) {
+      if (has_bias && position.q_idx < band.seqlen_q && position.k_idx < band.seqlen_k) {
         bias = mask_bias<T>(mod.plane, mask_offset(params, position));
       }
-      s[i] = score_fwd(
-          s[i], params, mod.slope, bias, position.q_idx + params.causal_offset, position.k_idx);
+      s[i] = score_fwd(s[i], params, mod.slope, bias, position.q_idx + band.offset, position.k_idx);
     }
     elements(S.fragments[j]) = s;
   }
