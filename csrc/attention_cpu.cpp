@@ -9,6 +9,7 @@
 
 #include "../metal/philox.h"
 #include "score_args.h"
+#include "visibility.h"
 
 namespace flash_mps {
 
@@ -63,7 +64,8 @@ at::Tensor dropout_factors(const AttnProblem& problem) {
   const float scale = dropout_scale(problem);
   auto* factor = factors.mutable_data_ptr<float>();
   for (int64_t row = 0; row < heads * problem.seqlen_q; ++row) {
-    const auto head_idx = static_cast<uint32_t>(row / problem.seqlen_q);
+    const auto head_idx = static_cast<uint32_t>(problem.dropout_first_entry * problem.num_heads_q +
+                                                row / problem.seqlen_q);
     const auto q_idx = static_cast<uint32_t>(row % problem.seqlen_q);
     PhiloxWords random{};
     for (int64_t k = 0; k < problem.seqlen_k; ++k) {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "score_args.h"
+#include "visibility.h"
 
 namespace flash_mps {
 
@@ -232,7 +233,11 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   problem.is_causal = options.is_causal;
   problem.window_left = options.window_left;
   problem.window_right = options.window_right;
-  if (options.is_bottom_right) problem.causal_offset = problem.seqlen_k - problem.seqlen_q;
+  problem.packed = options.packed;
+  problem.is_bottom_right = options.is_bottom_right;
+  if (options.is_bottom_right && !options.packed.has_value()) {
+    problem.causal_offset = problem.seqlen_k - problem.seqlen_q;
+  }
   take_score_options(op, options, problem);
   take_dropout(op, options, problem);
   // Without a head dimension every score is an empty sum, whatever the scale.
@@ -333,7 +338,7 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .v_stride_b = stride(v, 0),
       .v_stride_h = stride(v, 1),
       .v_stride_s = stride(v, 2),
-      .out_stride_b = out.stride(0),
+      .out_stride_b = stride(out, 0),
       .out_stride_h = out.stride(1),
       .out_stride_s = out.stride(2),
       .mask_stride_b = mask_stride(0),
@@ -353,6 +358,8 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .band_begin = static_cast<int32_t>(band_begin),
       .band_end = static_cast<int32_t>(band_end),
       .causal_offset = static_cast<int32_t>(problem.causal_offset),
+      .num_sequences = static_cast<int32_t>(problem.num_sequences()),
+      .is_bottom_right = problem.is_bottom_right,
       .k_is_wide = has_wide_rows(k),
       .v_is_wide = has_wide_rows(v),
       .softmax_scale = static_cast<float>(problem.softmax_scale),
@@ -362,31 +369,6 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .dropout_key_low = problem.dropout_key[0],
       .dropout_key_high = problem.dropout_key[1],
   };
-}
-
-KeyBand key_band(const AttnProblem& problem) {
-  // No query is beyond seqlen_q, no key beyond seqlen_k.
-  const int64_t left = std::min(problem.window_left, problem.seqlen_q + problem.seqlen_k);
-  const int64_t right = problem.is_causal ? 0 : problem.window_right;
-  return {
-      .begin =
-          left < 0 ? -problem.seqlen_q : std::max(problem.causal_offset - left, -problem.seqlen_q),
-      .end = right < 0 || right >= problem.seqlen_k - problem.causal_offset
-                 ? problem.seqlen_k
-                 : problem.causal_offset + right + 1,
-  };
-}
-
-int64_t visible_pairs(const AttnProblem& problem, int64_t first, int64_t last) {
-  // Keys before i + end, over all queries: a ramp between two flat parts.
-  const auto keys_before = [&](int64_t end) {
-    const int64_t ramp_first = std::clamp(-end, first, last);
-    const int64_t ramp_last = std::clamp(problem.seqlen_k - end, ramp_first, last);
-    const int64_t ramp = (ramp_last - ramp_first) * (ramp_first + ramp_last - 1 + 2 * end) / 2;
-    return ramp + (last - ramp_last) * problem.seqlen_k;
-  };
-  const auto [begin, end] = key_band(problem);
-  return keys_before(end) - keys_before(begin);
 }
 
 }  // namespace flash_mps

@@ -21,6 +21,14 @@ namespace flash_mps {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+// Sequences behind each other in the rows of one batch entry; sequence i holds the rows cu_seqlens[i] ...
+// cu_seqlens[i + 1] - 1. What comes before the first and after the last belongs to none.
+struct PackedSequences {
+  at::Tensor cu_seqlens_q, cu_seqlens_k;  // int32 [count + 1], dense, on the device of query
+  int64_t count;
+  int64_t max_seqlen_k;  // estimates the work; no result depends on it
+};
+
 // The op's arguments after query, key and value, as in its schema.
 struct AttnOptions {
   OptionalTensor attn_mask;
@@ -36,6 +44,7 @@ struct AttnOptions {
   // The last query stands at the last key, as in flash_attn: causal_offset = seqlen_k - seqlen_q.
   bool is_bottom_right = false;
   OptionalTensor rng_state;  // of dropout: as by draw_rng_state()
+  std::optional<PackedSequences> packed;
 };
 
 // One checked call. Tensors are 4-D views of the inputs ([B, H, S, D]) with a dense last dimension;
@@ -58,9 +67,13 @@ struct AttnProblem {
   double softcap = 0.0;  // 0: off
   double dropout_p = 0.0;
   uint32_t dropout_key[2] = {0, 0};  // of its random numbers
+  int64_t dropout_first_entry = 0;  // the number that they have for the first batch entry
   at::Tensor alibi_slopes, sinks;  // float32 [Hq] or [B, Hq], and [Hq], dense; undefined without
+  std::optional<PackedSequences> packed;  // then batch is 1, and lengths count the rows of all
+  bool is_bottom_right = false;  //   and causal_offset is each sequence's own
 
   int64_t group_size() const { return num_heads_q / std::max<int64_t>(num_heads_kv, 1); }
+  int64_t num_sequences() const { return packed.has_value() ? packed->count : batch; }
   // One row is one query of one head.
   int64_t total_rows() const { return batch * num_heads_q * seqlen_q; }
 };
@@ -116,15 +129,5 @@ at::Tensor restore_operand(const AttnProblem& problem, const at::Tensor& gradien
                            const at::Tensor& input);
 
 AttnParams make_params(const AttnProblem& problem, const at::Tensor& out);
-
-// Query i sees keys i + begin <= j < i + end.
-struct KeyBand {
-  int64_t begin, end;
-};
-
-KeyBand key_band(const AttnProblem& problem);
-
-// Visible (query, key) pairs of one head for queries first ... last - 1, before any mask.
-int64_t visible_pairs(const AttnProblem& problem, int64_t first, int64_t last);
 
 }  // namespace flash_mps

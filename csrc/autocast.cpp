@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "attention_varlen.h"
 #include "ops.h"
 
 namespace flash_mps {
@@ -31,6 +32,20 @@ Result call_in_autocast_dtype(const char* name, FLASH_MPS_PARAMETERS) {
             alibi_slopes, sinks, is_bottom_right, rng_state);
 }
 
+template <c10::DeviceType DEVICE, typename Result>
+Result call_varlen_in_autocast_dtype(const char* name, FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt)) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(
+      at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+  const at::ScalarType type = at::autocast::get_autocast_dtype(DEVICE);
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .typed<Result(FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt))>()
+      .call(at::autocast::cached_cast(type, query, DEVICE),
+            at::autocast::cached_cast(type, key, DEVICE),
+            at::autocast::cached_cast(type, value, DEVICE),
+            FLASH_MPS_VARLEN_OPTIONS_WITH(rng_state));
+}
+
 }  // namespace
 
 template <c10::DeviceType DEVICE>
@@ -44,9 +59,27 @@ TensorPair attention_with_lse_autocast(FLASH_MPS_PARAMETERS) {
                                                     FLASH_MPS_ARGUMENTS);
 }
 
+template <c10::DeviceType DEVICE>
+at::Tensor attention_varlen_autocast(FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt)) {
+  return call_varlen_in_autocast_dtype<DEVICE, at::Tensor>("flash_mps::attention_varlen",
+                                                           FLASH_MPS_VARLEN_ARGUMENTS);
+}
+
+template <c10::DeviceType DEVICE>
+TensorPair attention_varlen_with_lse_autocast(FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt)) {
+  return call_varlen_in_autocast_dtype<DEVICE, TensorPair>("flash_mps::attention_varlen_with_lse",
+                                                           FLASH_MPS_VARLEN_ARGUMENTS);
+}
+
 template at::Tensor attention_autocast<at::kMPS>(FLASH_MPS_PARAMETERS);
 template at::Tensor attention_autocast<at::kCPU>(FLASH_MPS_PARAMETERS);
 template TensorPair attention_with_lse_autocast<at::kMPS>(FLASH_MPS_PARAMETERS);
 template TensorPair attention_with_lse_autocast<at::kCPU>(FLASH_MPS_PARAMETERS);
+template at::Tensor attention_varlen_autocast<at::kMPS>(FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt));
+template at::Tensor attention_varlen_autocast<at::kCPU>(FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt));
+template TensorPair attention_varlen_with_lse_autocast<at::kMPS>(
+    FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt));
+template TensorPair attention_varlen_with_lse_autocast<at::kCPU>(
+    FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt));
 
 }  // namespace flash_mps

@@ -1,19 +1,11 @@
 // Gradients of the attention ops. A Node written by hand and not an autograd::Function: only so do
 // the function transforms (torch.func) see it.
 
-#include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
-#include <string>
-
 #include "attn_args.h"
+#include "autograd_rules.h"
 #include "ops.h"
 #include "score_args.h"
 
@@ -24,24 +16,10 @@ namespace {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-constexpr const char* kWayRound =
-    "; F.scaled_dot_product_attention has it, under "
-    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)";
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 FiveTensors call_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
   static const auto op =
       find_op<decltype(attention_backward_autograd)>("flash_mps::attention_backward");
   return op.call(FLASH_MPS_BACKWARD_ARGUMENTS);
-}
-
-// A zero in the shape of `tensor`, without its memory.
-at::Tensor zeros(const at::Tensor& tensor) {
-  return at::zeros({}, tensor.options()).expand_symint(tensor.sym_sizes());
 }
 
 struct AttentionBackward : torch::autograd::Node {
@@ -64,7 +42,7 @@ struct AttentionBackward : torch::autograd::Node {
     std::array<bool, 5> wanted;
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
     const FiveTensors gradients = call_backward(
-        grads[0].defined() ? grads[0] : zeros(result),
+        grads[0].defined() ? grads[0] : zeros_in_shape_of(result),
         grad_lse.defined() ? OptionalTensor(grad_lse) : std::nullopt, query.unpack(self),
         key.unpack(self), value.unpack(self), result, lse.unpack(self), optional(attn_mask),
         options.dropout_p, options.is_causal, options.scale, options.enable_gqa,
@@ -114,19 +92,6 @@ struct AttentionBackward : torch::autograd::Node {
   }
 };
 
-template <typename... Tensors>
-void refuse_forward_mode(const char* op, const Tensors&... tensors) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!(torch::autograd::isFwGradDefined(tensors) || ...),
-                              "flash_mps::", op, ": forward-mode differentiation is not supported",
-                              kWayRound);
-}
-
-void refuse_gradient(const char* op, const char* option, const OptionalTensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!(tensor.has_value() && tensor->requires_grad()), "flash_mps::", op,
-                              ": the gradient of ", option, " is not supported yet; expected ",
-                              option, " without requires_grad");
-}
-
 bool wants_gradients(const char* op, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const OptionalTensor& attn_mask,
                      const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
@@ -134,11 +99,6 @@ bool wants_gradients(const char* op, const at::Tensor& query, const at::Tensor& 
   if (!at::GradMode::is_enabled()) return false;
   refuse_gradient(op, "alibi_slopes", alibi_slopes);
   return torch::autograd::compute_requires_grad(query, key, value, attn_mask, sinks);
-}
-
-// Dropout draws its state here, so that backward and torch.compile see it as a tensor.
-bool needs_rng_state(double dropout_p, const OptionalTensor& rng_state) {
-  return dropout_p > 0.0 && !rng_state.has_value();
 }
 
 // Out and lse without a history.
@@ -221,7 +181,6 @@ TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
   return forward(FLASH_MPS_ARGUMENTS);
 }
 
-// Gradients of gradients: asking for them (create_graph=True) is fine, using them is an error.
 FiveTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS) {
   refuse_forward_mode("attention_backward", grad_out, grad_lse, query, key, value, out, lse,
                       attn_mask, sinks);
@@ -230,19 +189,14 @@ FiveTensors attention_backward_autograd(FLASH_MPS_BACKWARD_PARAMETERS) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     gradients = call_backward(FLASH_MPS_BACKWARD_ARGUMENTS);
   }
-  if (!torch::autograd::compute_requires_grad(grad_out, grad_lse, query, key, value, out, lse,
-                                              attn_mask, sinks)) {
-    return gradients;
-  }
-  const auto node = c10::make_intrusive<torch::autograd::Error>(
-      std::string("flash_mps::attention_backward: double backward is not supported") + kWayRound,
-      torch::autograd::collect_next_edges(grad_out, grad_lse, query, key, value, out, lse,
-                                          attn_mask, sinks));
   const auto& [grad_query, grad_key, grad_value, grad_mask, grad_sinks] = gradients;
   const std::array<at::Tensor, 5> all = {grad_query, grad_key, grad_value, grad_mask, grad_sinks};
+  std::vector<at::Tensor> wanted;
   for (size_t i = 0; i < all.size(); ++i) {
-    if (output_mask[i]) torch::autograd::set_history(all[i], node);
+    if (output_mask[i]) wanted.push_back(all[i]);
   }
+  refuse_double_backward("attention_backward", wanted, grad_out, grad_lse, query, key, value, out,
+                         lse, attn_mask, sinks);
   return gradients;
 }
 

@@ -10,6 +10,7 @@
 #include "../metal/instances.h"
 #include "flash_fwd.h"
 #include "flash_launch.h"
+#include "visibility.h"
 
 namespace flash_mps {
 
@@ -42,7 +43,7 @@ AttnBwdParams make_bwd_params(const Backward& bwd) {
   params.fwd = make_params(problem, bwd.out);
   const auto set = [](const at::Tensor& tensor, int64_t& b, int64_t& h, int64_t& s) {
     if (!tensor.defined()) return;
-    b = tensor.stride(0);
+    b = stride_or_broadcast(tensor, 0);
     h = tensor.stride(1);
     s = tensor.stride(2);
   };
@@ -151,7 +152,7 @@ void launch_dq(const Backward& bwd) {
   const KernelKey key = make_key(bwd, Op::FlashBwdDq);
   std::vector<Binding> bindings = operands(bwd);
   bindings.push_back(bind(bwd.dquery, kDQueryBuffer));
-  launch_blocks(bwd, key, bindings, ceil_div(bwd.problem.seqlen_q, key.tiling->block_q), 1,
+  launch_blocks(bwd, key, bindings, num_query_blocks(bwd.problem, key.tiling->block_q), 1,
                 bwd.problem.num_heads_q, 3.0,
                 [](AttnBwdParams& own, int32_t first) { own.fwd.first_q_block = first; });
 }
@@ -163,7 +164,7 @@ void launch_dkv(const Backward& bwd) {
   bindings.push_back(bind(bwd.dvalue, kDValueBuffer));
   const int64_t head_blocks =
       ceil_div(std::max(key.head_dim, key.head_dim_v), FLASH_BWD_DKV_COLUMNS);
-  launch_blocks(bwd, key, bindings, ceil_div(bwd.problem.seqlen_k, key.tiling->block_k),
+  launch_blocks(bwd, key, bindings, num_key_blocks(bwd.problem, key.tiling->block_k),
                 static_cast<uint32_t>(head_blocks), bwd.problem.num_heads_kv,
                 2.0 + 2.0 * static_cast<double>(head_blocks),
                 [](AttnBwdParams& own, int32_t first) { own.first_k_block = first; });
@@ -172,8 +173,8 @@ void launch_dkv(const Backward& bwd) {
 // What the sinks have of delta, with the weight of a key that each of them is: float32 [B, Hq, Sq].
 at::Tensor sink_shares(const AttnProblem& problem, const at::Tensor& lse, const at::Tensor& delta) {
   const at::Tensor sinks = problem.sinks.unsqueeze(1);
-  // A sink of -inf has no weight, also where no key leaves lse at -inf.
-  const at::Tensor has_no_weight = sinks.isneginf();
+  // A sink of -inf has no weight, nor has one of a row that belongs to no packed sequence.
+  const at::Tensor has_no_weight = sinks.isneginf().logical_or(lse.isneginf());
   return (at::exp(sinks - lse) * delta).masked_fill(has_no_weight, 0.0);
 }
 

@@ -9,6 +9,7 @@
 
 #include "flash_launch.h"
 #include "score_args.h"
+#include "visibility.h"
 
 namespace flash_mps {
 
@@ -156,7 +157,7 @@ std::vector<Binding> make_combine_bindings(const AttnProblem& problem, const at:
 
 bool runs_decode(const AttnProblem& problem) {
   return problem.seqlen_q <= kMaxDecodeQueries && !problem.wants_gradient &&
-         problem.dropout_p == 0.0;
+         problem.dropout_p == 0.0 && !problem.packed.has_value();
 }
 
 std::optional<std::string> flash_decode_unsupported(const AttnProblem& problem) {

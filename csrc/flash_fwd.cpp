@@ -9,6 +9,7 @@
 #include "flash_decode.h"
 #include "flash_launch.h"
 #include "score_args.h"
+#include "visibility.h"
 
 namespace flash_mps {
 
@@ -33,7 +34,7 @@ void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
   const Pipeline* pipeline = require_pipeline(op, plan.key);
 
   std::vector<Binding> bindings;
-  bindings.reserve(8);
+  bindings.reserve(10);
   bindings.push_back(bind(problem.query, kQueryBuffer));
   bindings.push_back(bind(problem.key, kKeyBuffer));
   bindings.push_back(bind(problem.value, kValueBuffer));
@@ -81,7 +82,7 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
   const Tiling* tiling =
       choose(Op::FlashFwd, family, element_bytes(problem.type), static_cast<int>(problem.head_dim),
              static_cast<int>(problem.head_dim_v));
-  const int64_t num_q_blocks = ceil_div(problem.seqlen_q, tiling->block_q);
+  const int64_t num_q_blocks = num_query_blocks(problem, tiling->block_q);
   return {
       .key = {.op = Op::FlashFwd,
               .type = problem.type,

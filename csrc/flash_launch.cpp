@@ -18,6 +18,11 @@ double max_work_per_dispatch() {
   return limit;
 }
 
+int64_t num_blocks_of(const AttnProblem& problem, int64_t rows, int64_t size) {
+  return problem.packed.has_value() ? rows / size + problem.packed->count + 2
+                                    : ceil_div(rows, size);
+}
+
 }  // namespace
 
 Device& require_device(const char* op) {
@@ -49,7 +54,8 @@ Binding bind(const at::Tensor& tensor, uint32_t slot) {
 uint32_t score_constants(const AttnProblem& problem) {
   return constant_bit(kHasSoftcapConstant, problem.softcap != 0.0) |
          constant_bit(kHasAlibiConstant, problem.alibi_slopes.defined()) |
-         constant_bit(kHasDropoutConstant, problem.dropout_p != 0.0);
+         constant_bit(kHasDropoutConstant, problem.dropout_p != 0.0) |
+         constant_bit(kIsPackedConstant, problem.packed.has_value());
 }
 
 void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem) {
@@ -57,6 +63,18 @@ void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& probl
   if (problem.alibi_slopes.defined()) {
     bindings.push_back(bind(problem.alibi_slopes, kAlibiBuffer));
   }
+  if (problem.packed.has_value()) {
+    bindings.push_back(bind(problem.packed->cu_seqlens_q, kCuSeqlensQBuffer));
+    bindings.push_back(bind(problem.packed->cu_seqlens_k, kCuSeqlensKBuffer));
+  }
+}
+
+int64_t num_query_blocks(const AttnProblem& problem, int64_t size) {
+  return num_blocks_of(problem, problem.seqlen_q, size);
+}
+
+int64_t num_key_blocks(const AttnProblem& problem, int64_t size) {
+  return num_blocks_of(problem, problem.seqlen_k, size);
 }
 
 int64_t blocks_per_dispatch(int64_t num_blocks, double work) {

@@ -29,9 +29,15 @@ void encode(const char* op, std::span<const Launch> launches);
 // A tensor's storage and byte offset at a buffer slot.
 Binding bind(const at::Tensor& tensor, uint32_t slot);
 
-// The function constants and buffers of what a problem does to its scores and probabilities.
+// The function constants and buffers of a problem's sequences, and of what it does to their scores and
+// probabilities.
 uint32_t score_constants(const AttnProblem& problem);
 void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem);
+
+// How many blocks of `size` rows cover the queries, or the keys, of every batch entry. Packed sequences
+// start a block each, and so does what lies before and after them (metal/sequence.h).
+int64_t num_query_blocks(const AttnProblem& problem, int64_t size);
+int64_t num_key_blocks(const AttnProblem& problem, int64_t size);
 
 // How many of `num_blocks` one dispatch may hold, for `work` floating-point operations in all.
 int64_t blocks_per_dispatch(int64_t num_blocks, double work);

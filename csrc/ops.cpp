@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "attention_cpu.h"
+#include "attention_varlen.h"
 #include "attn_args.h"
 #include "flash_bwd.h"
 #include "flash_decode.h"
@@ -45,6 +46,19 @@ namespace {
   "Tensor? sinks, bool is_bottom_right, Tensor? rng_state, bool[5] output_mask) -> (Tensor, " \
   "Tensor, Tensor, Tensor, "                                                                  \
   "Tensor)"
+
+#define FLASH_MPS_VARLEN_SCHEMA                                                              \
+  "(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "      \
+  "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p=0.0, bool is_causal=False, *, " \
+  "float? scale=None, int window_left=-1, int window_right=-1, float softcap=0.0, "          \
+  "Tensor? alibi_slopes=None, Tensor? sinks=None, bool is_bottom_right=False, "              \
+  "Tensor? rng_state=None)"
+#define FLASH_MPS_VARLEN_BACKWARD_SCHEMA                                                         \
+  "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "     \
+  "Tensor lse, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "                  \
+  "SymInt max_seqlen_k, float dropout_p, bool is_causal, *, float? scale, int window_left, "     \
+  "int window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks, bool is_bottom_right, " \
+  "Tensor? rng_state, bool[4] output_mask) -> (Tensor, Tensor, Tensor, Tensor)"
 
 #define FLASH_MPS_WITH_KVCACHE_SCHEMA                                                          \
   "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, *, " \
@@ -135,6 +149,10 @@ TORCH_LIBRARY(flash_mps, m) {
   m.def("attention" FLASH_MPS_SCHEMA " -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("attention_with_lse" FLASH_MPS_SCHEMA " -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
   m.def("attention_backward" FLASH_MPS_BACKWARD_SCHEMA, {at::Tag::pt2_compliant_tag});
+  m.def("attention_varlen" FLASH_MPS_VARLEN_SCHEMA " -> Tensor", {at::Tag::pt2_compliant_tag});
+  m.def("attention_varlen_with_lse" FLASH_MPS_VARLEN_SCHEMA " -> (Tensor, Tensor)",
+        {at::Tag::pt2_compliant_tag});
+  m.def("attention_varlen_backward" FLASH_MPS_VARLEN_BACKWARD_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("attention_with_kvcache" FLASH_MPS_WITH_KVCACHE_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("kvcache_append_" FLASH_MPS_KV_APPEND_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("rotary_embedding" FLASH_MPS_ROTARY_SCHEMA, {at::Tag::pt2_compliant_tag});
@@ -144,6 +162,9 @@ TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {
   m.impl("attention", attention_mps);
   m.impl("attention_with_lse", attention_with_lse_mps);
   m.impl("attention_backward", attention_backward<flash_bwd>);
+  m.impl("attention_varlen", attention_varlen_mps);
+  m.impl("attention_varlen_with_lse", attention_varlen_with_lse_mps);
+  m.impl("attention_varlen_backward", attention_varlen_backward_mps);
   m.impl("attention_with_kvcache", attention_with_kvcache_mps);
   m.impl("kvcache_append_", kvcache_append_mps);
   m.impl("rotary_embedding", rotary_embedding_mps);
@@ -153,6 +174,9 @@ TORCH_LIBRARY_IMPL(flash_mps, CPU, m) {
   m.impl("attention", attention_on_cpu);
   m.impl("attention_with_lse", attention_with_lse_on_cpu);
   m.impl("attention_backward", attention_backward<attention_backward_cpu>);
+  m.impl("attention_varlen", attention_varlen_cpu);
+  m.impl("attention_varlen_with_lse", attention_varlen_with_lse_cpu);
+  m.impl("attention_varlen_backward", attention_varlen_backward_cpu);
   m.impl("attention_with_kvcache", attention_with_kvcache_cpu);
   m.impl("kvcache_append_", kvcache_append_cpu);
   m.impl("rotary_embedding", rotary_embedding_cpu);
@@ -162,6 +186,9 @@ TORCH_LIBRARY_IMPL(flash_mps, Autograd, m) {
   m.impl("attention", attention_autograd);
   m.impl("attention_with_lse", attention_with_lse_autograd);
   m.impl("attention_backward", attention_backward_autograd);
+  m.impl("attention_varlen", attention_varlen_autograd);
+  m.impl("attention_varlen_with_lse", attention_varlen_with_lse_autograd);
+  m.impl("attention_varlen_backward", attention_varlen_backward_autograd);
   for (const char* op : {"attention_with_kvcache", "kvcache_append_", "rotary_embedding"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&without_gradients>());
   }
@@ -170,11 +197,15 @@ TORCH_LIBRARY_IMPL(flash_mps, Autograd, m) {
 TORCH_LIBRARY_IMPL(flash_mps, AutocastMPS, m) {
   m.impl("attention", attention_autocast<at::kMPS>);
   m.impl("attention_with_lse", attention_with_lse_autocast<at::kMPS>);
+  m.impl("attention_varlen", attention_varlen_autocast<at::kMPS>);
+  m.impl("attention_varlen_with_lse", attention_varlen_with_lse_autocast<at::kMPS>);
 }
 
 TORCH_LIBRARY_IMPL(flash_mps, AutocastCPU, m) {
   m.impl("attention", attention_autocast<at::kCPU>);
   m.impl("attention_with_lse", attention_with_lse_autocast<at::kCPU>);
+  m.impl("attention_varlen", attention_varlen_autocast<at::kCPU>);
+  m.impl("attention_varlen_with_lse", attention_varlen_with_lse_autocast<at::kCPU>);
 }
 
 }  // namespace flash_mps

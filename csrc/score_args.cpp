@@ -34,7 +34,7 @@ void take_score_options(const char* op, const AttnOptions& options, AttnProblem&
                     c10::str(operand, " on the device of query, ", problem.query.device()),
                     tensor->device());
     const int64_t heads[] = {problem.num_heads_q};
-    const int64_t all[] = {problem.batch, problem.num_heads_q};
+    const int64_t all[] = {problem.num_sequences(), problem.num_heads_q};
     const bool fits = tensor->sizes() == at::IntArrayRef(heads) ||
                       (may_have_batch && tensor->sizes() == at::IntArrayRef(all));
     FLASH_MPS_CHECK(fits,

@@ -31,6 +31,10 @@ struct AttnParams {
   int32_t band_begin;           // query i sees keys i + band_begin <= j < i + band_end,
   int32_t band_end;             //   causal masks, windows and their absence alike
   int32_t causal_offset;        // query i stands at key i + causal_offset
+  // Packed sequences: seqlen_q and seqlen_k are those of all together, and the band lies around each
+  // sequence's own causal_offset, its seqlen_k - seqlen_q, or 0.
+  int32_t num_sequences;
+  int32_t is_bottom_right;
   int32_t k_is_wide, v_is_wide;  // every row starts on 16 bytes and is a multiple of 16 bytes long
   float softmax_scale;
   float softcap;
@@ -39,7 +43,7 @@ struct AttnParams {
   uint32_t dropout_key_low, dropout_key_high;
 };
 
-#define FLASH_MPS_ATTN_PARAMS_SIZE 208
+#define FLASH_MPS_ATTN_PARAMS_SIZE 216
 
 // Of the backward kernels. Gradients and lse, delta [B, Hq, Sq] are those of all query heads and batch
 // entries; dK and dV have the shapes of key and value.
@@ -56,7 +60,7 @@ struct AttnBwdParams {
   int32_t q_is_wide, dout_is_wide;
 };
 
-#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 352
+#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 360
 
 // Of the decode kernel. A row is one query of one head: the num_rows rows that read one KV head are
 // numbered query * group_size + head. Keys lie in entries of a cache, one a sequence, or in pages: in
@@ -83,7 +87,7 @@ struct AttnDecodeParams {
   int32_t window_left, window_right;  // -1: unlimited
 };
 
-#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 336
+#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 344
 
 // Of the combine pass. The scratch holds O [splits, rows, Dv], then (m, l) [splits, rows, 2], where
 // rows counts those of all heads and sequences.
@@ -125,6 +129,9 @@ enum AttnBuffer {
   // score modifiers; 21 to 24 are those of kv_cache_params.h
   kAlibiBuffer = 25,
   kSinksBuffer = 26,
+  // packed sequences
+  kCuSeqlensQBuffer = 28,
+  kCuSeqlensKBuffer = 29,
 };
 
 enum AttnConstant {
@@ -138,6 +145,7 @@ enum AttnConstant {
   kHasAlibiConstant = 7,
   kHasSinksConstant = 8,
   kHasDropoutConstant = 9,
+  kIsPackedConstant = 11,  // sequences lie behind each other in the rows of one tensor
 };
 
 // Value of the constant kMaskKindConstant.

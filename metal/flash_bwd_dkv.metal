@@ -43,6 +43,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     device T* dvalue [[buffer(kDValueBuffer)]],
     constant AttnBwdParams& bwd [[buffer(kParamsBuffer)]],
     FLASH_MPS_SCORE_BUFFERS,
+    FLASH_MPS_SEQUENCE_BUFFERS,
     uint3 block [[threadgroup_position_in_grid]],
     uint thread_idx [[thread_index_in_threadgroup]],
     uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
@@ -68,20 +69,25 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
   // Locate the tile.
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = sequence_of(params, int(block.z));
+  const OwnedBlock own = owned_block<kKeyBlock, BK>(
+      params, FLASH_MPS_CU_SEQLENS, bwd.first_k_block + int(block.x) / kHeadBlocks, int(block.z));
+  const Sequence sequence = own.sequence;
   const Band band = sequence.band;
   const int batch_idx = sequence.batch_idx;
   const int kv_head_idx = int(block.y);
   const int first_column = int(block.x) % kHeadBlocks * COLUMNS;
-  const int block_first = (bwd.first_k_block + int(block.x) / kHeadBlocks) * BK;
+  const int block_first = own.first;
+  if (block_first >= band.seqlen_k) {
+    return;
+  }
   const int block_last = metal::min(block_first + BK, band.seqlen_k) - 1;
   const int first_row = block_first + int(simdgroup_idx) * kFragment;
   const int last_row = metal::min(first_row + kFragment, band.seqlen_k) - 1;
   const int rows = last_row - first_row + 1;
   const device T* K_rows = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h +
-                           first_row * params.k_stride_s;
+                           (sequence.first_key + first_row) * params.k_stride_s;
   const device T* V_rows = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h +
-                           first_row * params.v_stride_s;
+                           (sequence.first_key + first_row) * params.v_stride_s;
 
   // Load K, V.
   Strip<T, IN_REGISTERS ? D / kFragment : 1> K;
@@ -105,9 +111,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     const int q_start = first_q_start + step % num_q_blocks * BQ;
     const int queries = metal::min(BQ, band.seqlen_q - q_start);
     const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
-                             q_start * params.q_stride_s;
+                             (sequence.first_query + q_start) * params.q_stride_s;
     const device T* dO_rows = dout + batch_idx * bwd.dout_stride_b + head_idx * bwd.dout_stride_h +
-                              q_start * bwd.dout_stride_s;
+                              (sequence.first_query + q_start) * bwd.dout_stride_s;
     const int64_t row = lse_row(params, sequence, head_idx, q_start);
     if (STAGED) {
       // The tiles of the block before are used up.
@@ -226,9 +232,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
   // dK = dK · scale
   device T* dK_rows = dkey + batch_idx * bwd.dk_stride_b + kv_head_idx * bwd.dk_stride_h +
-                      first_row * bwd.dk_stride_s + first_column;
+                      (sequence.first_key + first_row) * bwd.dk_stride_s + first_column;
   device T* dV_rows = dvalue + batch_idx * bwd.dv_stride_b + kv_head_idx * bwd.dv_stride_h +
-                      first_row * bwd.dv_stride_s + first_column;
+                      (sequence.first_key + first_row) * bwd.dv_stride_s + first_column;
   store_strip(
       dK, params.softmax_scale, dK_rows, bwd.dk_stride_s, rows, params.head_dim - first_column,
       lane);

@@ -36,6 +36,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     device T* dquery [[buffer(kDQueryBuffer)]],
     constant AttnBwdParams& bwd [[buffer(kParamsBuffer)]],
     FLASH_MPS_SCORE_BUFFERS,
+    FLASH_MPS_SEQUENCE_BUFFERS,
     uint3 block [[threadgroup_position_in_grid]],
     uint thread_idx [[thread_index_in_threadgroup]],
     uint simdgroup_idx [[simdgroup_index_in_threadgroup]],
@@ -58,22 +59,29 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
   // Locate the tile.
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = sequence_of(params, int(block.z));
+  const OwnedBlock own = owned_block<kQueryBlock, BQ>(
+      params, FLASH_MPS_CU_SEQLENS, params.first_q_block + int(block.x), int(block.z));
+  const Sequence sequence = own.sequence;
   const Band band = sequence.band;
   const int batch_idx = sequence.batch_idx;
   const int head_idx = int(block.y);
   const int kv_head_idx = head_idx / params.group_size;
-  const int block_first = (params.first_q_block + int(block.x)) * BQ;
+  const int block_first = own.first;
+  if (block_first >= band.seqlen_q) {
+    return;
+  }
   const int block_last = metal::min(block_first + BQ, band.seqlen_q) - 1;
   const int first_row = block_first + int(simdgroup_idx) * kFragment;
   const int last_row = metal::min(first_row + kFragment, band.seqlen_q) - 1;
   const int rows = last_row - first_row + 1;
   const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
-                           first_row * params.q_stride_s;
+                           (sequence.first_query + first_row) * params.q_stride_s;
   const device T* dO_rows = dout + batch_idx * bwd.dout_stride_b + head_idx * bwd.dout_stride_h +
-                            first_row * bwd.dout_stride_s;
-  const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
-  const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
+                            (sequence.first_query + first_row) * bwd.dout_stride_s;
+  const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h +
+                           sequence.first_key * params.k_stride_s;
+  const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h +
+                           sequence.first_key * params.v_stride_s;
   const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
   const Dropout dropout = dropout_of(params, batch_idx, head_idx);
 
@@ -176,7 +184,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
   // dQ = dQ · scale
   device T* dQ_rows = dquery + batch_idx * bwd.dq_stride_b + head_idx * bwd.dq_stride_h +
-                      first_row * bwd.dq_stride_s;
+                      (sequence.first_query + first_row) * bwd.dq_stride_s;
   store_strip(dQ, params.softmax_scale, dQ_rows, bwd.dq_stride_s, rows, params.head_dim, lane);
 }
 

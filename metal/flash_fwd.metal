@@ -39,6 +39,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     constant AttnParams& params [[buffer(kParamsBuffer)]],
     device float* lse [[buffer(kLseBuffer), function_constant(has_lse)]],
     FLASH_MPS_SCORE_BUFFERS,
+    FLASH_MPS_SEQUENCE_BUFFERS,
     const device float* sinks [[buffer(kSinksBuffer), function_constant(has_sinks)]],
     uint3 block [[threadgroup_position_in_grid]],
     uint thread_idx [[thread_index_in_threadgroup]],
@@ -62,20 +63,27 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
   // Locate the tile.
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = sequence_of(params, int(block.z));
+  const OwnedBlock own = owned_block<kQueryBlock, BQ>(
+      params, FLASH_MPS_CU_SEQLENS, params.first_q_block + int(block.x), int(block.z));
+  const Sequence sequence = own.sequence;
   const Band band = sequence.band;
   const int batch_idx = sequence.batch_idx;
   const int head_idx = int(block.y);
   const int kv_head_idx = head_idx / params.group_size;
-  const int block_first = (params.first_q_block + int(block.x)) * BQ;
+  const int block_first = own.first;
+  if (block_first >= band.seqlen_q) {
+    return;
+  }
   const int block_last = metal::min(block_first + BQ, band.seqlen_q) - 1;
   const int first_row = block_first + int(simdgroup_idx) * kFragment;
   const int last_row = metal::min(first_row + kFragment, band.seqlen_q) - 1;
   const int rows = last_row - first_row + 1;
   const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
-                           first_row * params.q_stride_s;
-  const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h;
-  const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h;
+                           (sequence.first_query + first_row) * params.q_stride_s;
+  const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h +
+                           sequence.first_key * params.k_stride_s;
+  const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h +
+                           sequence.first_key * params.v_stride_s;
   const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
   const Dropout dropout = dropout_of(params, batch_idx, head_idx);
 
@@ -157,9 +165,10 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
   // out = O / l; lse = m + log l
   softmax_finalise(state);
-  const float rescale = has_sinks ? softmax_add_sink(state, sinks[head_idx]) : 1.0f;
+  const float rescale =
+      has_sinks && !sequence.is_slack ? softmax_add_sink(state, sinks[head_idx]) : 1.0f;
   device T* out_rows = out + batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
-                       first_row * params.out_stride_s;
+                       (sequence.first_query + first_row) * params.out_stride_s;
   store_strip(
       O, rescale * softmax_normaliser(state), out_rows, params.out_stride_s, rows,
       params.head_dim_v, lane);

@@ -95,3 +95,37 @@ def _rotary_embedding_fake(
     x, cos, sin, *, seqlens=None, position=0, leftpad=None, interleaved=False, is_advancing=True,
 ):
     return _gradient(x, True)
+
+
+@torch.library.register_fake("flash_mps::attention_varlen")
+def _attention_varlen_fake(
+    query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+    is_causal=False, *, scale=None, window_left=-1, window_right=-1, softcap=0.0,
+    alibi_slopes=None, sinks=None, is_bottom_right=False, rng_state=None,
+):
+    return query.new_empty((*query.shape[:-1], value.size(-1)))
+
+
+@torch.library.register_fake("flash_mps::attention_varlen_with_lse")
+def _attention_varlen_with_lse_fake(
+    query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+    is_causal=False, *, scale=None, window_left=-1, window_right=-1, softcap=0.0,
+    alibi_slopes=None, sinks=None, is_bottom_right=False, rng_state=None,
+):
+    total_q, heads, _ = query.shape
+    out = query.new_empty((total_q, heads, value.size(-1)))
+    return out, query.new_empty((heads, total_q), dtype=torch.float32)
+
+
+@torch.library.register_fake("flash_mps::attention_varlen_backward")
+def _attention_varlen_backward_fake(
+    grad_out, grad_lse, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+    max_seqlen_k, dropout_p, is_causal, *, scale, window_left, window_right, softcap,
+    alibi_slopes, sinks, is_bottom_right, rng_state, output_mask,
+):
+    def of_rows(operand: torch.Tensor) -> torch.Tensor:
+        return _gradient(operand.transpose(0, 1)[None], True)[0].transpose(0, 1)
+
+    gradients = [of_rows(operand) if wanted else query.new_empty(0)
+                 for operand, wanted in zip((query, key, value), output_mask, strict=False)]
+    return *gradients, _gradient(sinks, False) if output_mask[3] else query.new_empty(0)
