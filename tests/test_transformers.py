@@ -126,10 +126,23 @@ def test_IN_04_dropout_reaches_the_kernel(device):
     assert _attention(_Layer(True), 3, 3, device, dropout=1.0) == [0, 0, 0]
 
 
+def test_IN_04_position_bias_reaches_the_kernel(device):
+    """With a causal layer, a bool mask and a float mask: each hides keys of its own."""
+    bias = torch.full((1, 2, 3, 3), 2.0, device=device)
+    bias[..., 1] = -torch.inf
+    mask = torch.tensor([True, True, False], device=device).expand(1, 1, 3, 3)
+    layer = _Layer(True)
+    assert _attention(layer, 3, 3, device, position_bias=bias) == [0.0, 0.0, 1.0]
+    assert _attention(layer, 3, 3, device, mask, position_bias=bias) == [0.0] * 3
+    ones = torch.where(mask, 1.0, -torch.inf)
+    assert _attention(layer, 3, 3, device, ones, position_bias=bias) == [0.0] * 3
+    assert _attention(layer, 1, 3, device, position_bias=bias[:, :, :1]) == [1.0]
+
+
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("position_bias", torch.zeros(1, 2, 3, 3)),
+        ("sinks", torch.zeros(1, 2, 3, 1)),   # of Inkling: one for each query
         ("head_mask", torch.ones(2)),
         ("indices", torch.zeros(3)),
         ("cu_seq_lens_q", torch.tensor([0, 1, 3])),

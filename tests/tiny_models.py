@@ -27,6 +27,11 @@ def tiny(name, **options):
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
+        "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
+        "whisper": (transformers.WhisperConfig, transformers.WhisperForConditionalGeneration),
+        "vit": (transformers.ViTConfig, transformers.ViTForImageClassification),
+        "bloom": (transformers.BloomConfig, transformers.BloomForCausalLM),
+        "nllb_moe": (transformers.NllbMoeConfig, transformers.NllbMoeForConditionalGeneration),
     }[name]
     torch.manual_seed(0)
     config = config_class(**(sizes | options))

@@ -14,16 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .transformers_models import refuse_unreachable
+
 NAME = "metal_fused"
 
 # What models hand down to every attention function and what changes nothing in its result.
 _IRRELEVANT = {
     "cache_position",
     "deterministic",
+    "ignore_index",
     "num_items_in_batch",
     "output_hidden_states",
     "output_router_logits",
     "position_ids",
+    "shift_labels",
     "use_cache",
 }
 
@@ -60,6 +64,9 @@ class Int8States:
 def register() -> None:
     """Makes `attn_implementation="metal_fused"` known to transformers. May be called repeatedly.
 
+    From then on transformers raises a ValueError where that name is given to a model that would not
+    call `attention`.
+
     Example::
 
         from transformers import AutoModelForCausalLM
@@ -75,6 +82,7 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, attention_mask)
+    refuse_unreachable(NAME)
 
 
 def attention(
@@ -89,6 +97,7 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = _OF_LAYER,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of transformers on `torch.ops.flash_mps.attention`.
@@ -107,6 +116,8 @@ def attention(
         s_aux: `[num_heads_q]`, the sink of each head; differentiable.
         sliding_window: how many keys a query of a causal layer sees, itself included; None = all.
             Where a model does not pass it, what the layer and its config say of it counts.
+        position_bias: is added to the scores after `scaling`, shaped as `attention_mask`, in
+            query's dtype or float32; differentiable.
 
     Returns:
         `[batch, seqlen_q, num_heads_q, head_dim_v]`, and None in place of the attention weights.
@@ -127,18 +138,26 @@ def attention(
         is_band = is_causal and seqlen_q > 1
         if window is not None and seqlen_k > window:
             options["window_left"] = window - 1
+    attn_mask = _joined(attention_mask, position_bias)
     if isinstance(key, Int8States) and isinstance(value, Int8States):
         _refuse_unsupported({"dropout": dropout or None}, has_mask=True)
         out, _ = torch.ops.flash_mps.attention_with_kvcache(
-            query, key.data, value.data, attention_mask, is_band,
+            query, key.data, value.data, attn_mask, is_band,
             k_scale=key.scale, v_scale=value.scale, **options,
         )
     else:
         out = torch.ops.flash_mps.attention(
-            query, key, value, attention_mask, dropout, is_band,
+            query, key, value, attn_mask, dropout, is_band,
             enable_gqa=query.shape[1] != key.shape[1], is_bottom_right=True, **options,
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """One mask that says what both say."""
+    if mask is None or bias is None:
+        return bias if mask is None else mask
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 def attention_mask(
