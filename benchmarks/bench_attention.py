@@ -7,13 +7,9 @@ to simulate, nothing about an Apple GPU.
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import platform
-import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,10 +19,10 @@ import torch  # noqa: E402
 from cases import GQA, LAYOUT, MASKED, MODELS, SMOKE, Case, Inputs, flops, make_inputs  # noqa: E402
 from checks import attention_lowp, check  # noqa: E402
 from torch import Tensor  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
-from benchmarks import timing  # noqa: E402
 from benchmarks.readme import rewrite_section  # noqa: E402
+from torch_flash_mps.cli import machine, timing  # noqa: E402
+from torch_flash_mps.cli.baselines import NAIVE, Calls, attention_calls  # noqa: E402
 from torch_flash_mps.flash_attn import flash_attn_with_kvcache  # noqa: E402
 from torch_flash_mps.reference import attention_ref  # noqa: E402
 
@@ -44,16 +40,12 @@ SPEED_BAR = 0.5               # GFLOP a CPU second, fast mode
 CHECKED_BAR = 15              # times slower than fast mode
 SPEED_CASE = Case(seqlen_q=1024, seqlen_k=1024, head_dim=64)
 
-Calls = dict[str, Callable[[], Tensor]]
-
 
 def main() -> int:
     options = parse()
-    if is_simulated := options.device == "mps" and sys.platform != "darwin":
-        import torch_flash_mps.simulator  # noqa: F401
-    else:
-        import torch_flash_mps  # noqa: F401
-    print(about(options.device, is_simulated))
+    if options.device == "mps" and (reason := machine.find_device()) is not None:
+        sys.exit(f"bench_attention: no kernel can run here: {reason}")
+    print(about(options.device))
     with torch.inference_mode():
         if options.overhead:
             lines, missed = overhead(options.op, options.device, options.repeats)
@@ -61,15 +53,15 @@ def main() -> int:
                           options)
         if options.simulator:
             return report("simulator", "--simulator", *simulator_speed(options.repeats), options)
-        for name in options.case or default_cases(options.op, is_simulated):
+        for name in options.case or default_cases(options.op):
             print_case(name, CASES[name], options)
     return 0
 
 
-def default_cases(op: str, is_simulated: bool) -> list[str]:
+def default_cases(op: str) -> list[str]:
     if op == "fwd":
         return list(MODELS)
-    seqlen_k = 1024 if is_simulated else 32768
+    seqlen_k = 1024 if machine.is_simulated() else 32768
     return [name for name, case in DECODE.items() if case.seqlen_k == seqlen_k]
 
 
@@ -93,17 +85,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def about(device: str, is_simulated: bool) -> str:
-    where = "Apple GPU" if device == "mps" else "CPU"
-    if is_simulated:
-        where = "simulated mps device: times of a CPU simulating, not of an Apple GPU"
-    return f"torch {torch.__version__}, {cpu_model()}, {os.cpu_count()} cores, {where}"
+def about(device: str) -> str:
+    if device == "cpu":
+        return this_cpu()
+    return f"{machine.about()}{f'; {machine.SIMULATED}' * machine.is_simulated()}"
 
 
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor()
+def this_cpu() -> str:
+    return f"torch {torch.__version__}, {machine.cpu_model()}, {os.cpu_count()} cores"
 
 
 def report(name: str, arguments: str, lines: list[str], missed: bool,
@@ -119,19 +108,19 @@ def report(name: str, arguments: str, lines: list[str], missed: bool,
 
 def listed(lines: list[str]) -> str:
     """Results, after the machine that they are from."""
-    machine = f"torch {torch.__version__}, {cpu_model()}, {os.cpu_count()} cores"
-    return "\n".join([f"{machine}:", "", *(f"- {line}" for line in lines)])
+    return "\n".join([f"{this_cpu()}:", "", *(f"- {line}" for line in lines)])
 
 
 def print_case(name: str, case: Case, options: argparse.Namespace) -> None:
     inputs = make_inputs(case)
-    calls = attention_calls(contiguous(inputs, options.device))
+    calls = calls_of(contiguous(inputs, options.device))
     if options.check:
         ref, _ = attention_ref(*inputs.operands, **inputs.options)
         lowp = attention_lowp(*inputs.operands, **inputs.options)
         for who, call in calls.items():
             check(call(), ref, lowp, case_id=f"{name} {who}")
-    timings = timing.interleaved(calls, lambda: synchronize(options.device), options.repeats)
+    timings = timing.interleaved(
+        calls, lambda: machine.synchronize(options.device), options.repeats)
     print(f"{name} ({case.id})")
     for who, spent in timings.items():
         print(f"  {who:34} {spent}   {flops(case) / spent.median / 1e9:.3g} GFLOP/s, "
@@ -152,40 +141,8 @@ def contiguous(inputs: Inputs, device: str) -> Inputs:
                   inputs.scale, inputs.score_options)
 
 
-def attention_calls(inputs: Inputs) -> Calls:
-    """Ours, PyTorch's and the naive one, on the same tensors."""
-    q, k, v = inputs.operands
-    grouped = q.shape[1] != k.shape[1]
-    return {
-        "flash_mps::attention": lambda: torch.ops.flash_mps.attention(
-            q, k, v, enable_gqa=grouped, **inputs.options),
-        "F.scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(
-            q, k, v, enable_gqa=grouped, **inputs.options),
-        "matmul, softmax, matmul": lambda: naive(inputs),
-    }
-
-
-def naive(inputs: Inputs) -> Tensor:
-    """What a model writes without a fused kernel: the whole score matrix in memory."""
-    q, k, v = inputs.operands
-    group_size = q.shape[1] // k.shape[1]
-    if group_size > 1:
-        k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
-    scale = 1 / math.sqrt(q.shape[3]) if inputs.scale is None else inputs.scale
-    scores = (q @ k.transpose(2, 3)) * scale
-    if inputs.is_causal:
-        above = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(above, -math.inf)
-    if inputs.attn_mask is not None:
-        mask = inputs.attn_mask
-        is_bool = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -math.inf) if is_bool else scores + mask
-    return torch.softmax(scores, -1).to(v.dtype) @ v
-
-
-def synchronize(device: str) -> None:
-    if device == "mps":
-        torch.mps.synchronize()
+def calls_of(inputs: Inputs) -> Calls:
+    return attention_calls(*inputs.operands, **inputs.options)
 
 
 @torch.inference_mode()
@@ -193,13 +150,13 @@ def overhead(op: str, device: str, repeats: int) -> tuple[list[str], bool]:
     """Time until a call returns. PyTorch's own includes its maths on the simulated device."""
     case, bar = OVERHEAD[op]
     inputs = contiguous(make_inputs(case), device)
-    calls = attention_calls(inputs)
-    del calls["matmul, softmax, matmul"]
+    calls = calls_of(inputs)
+    del calls[NAIVE]
     if op == "decode":
         calls |= cache_calls(inputs)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)   # to wake others costs more than this maths
-    timings = timing.overhead(calls, lambda: synchronize(device), max(repeats, 100))
+    timings = timing.overhead(calls, lambda: machine.synchronize(device), max(repeats, 100))
     torch.set_num_threads(num_threads)
     lines = [
         f"{who}: {spent.median * 1e6:.1f} µs ({spent.lower * 1e6:.1f} to {spent.upper * 1e6:.1f}) "

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from cases import Case, Inputs
+from cases import Case
 from gradients import NAMES, Operands, case_operands, check_gradients, output_gradients
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.bench_attention import naive
 from benchmarks.counting import Bars, on_path, table
 from torch_flash_mps import simulator
+from torch_flash_mps.cli.baselines import naive
 
 CASES = [
     Case(seqlen_q=seqlen, seqlen_k=seqlen, head_dim=64, dtype=torch.float16)
@@ -99,7 +99,7 @@ class Traffic:
 def unfused_moved(operands: Operands, grad_out: Tensor) -> Moved:
     q, k, v = (operands[name].detach().requires_grad_() for name in NAMES[:3])
     with MovedBytes() as moved:
-        out = naive(Inputs(q, k, v, None, False, None))
+        out = naive(q, k, v)
         forward = moved.total
         torch.autograd.grad(out, (q, k, v), grad_out)
     return Moved(forward, moved.total - forward)

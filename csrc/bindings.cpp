@@ -7,6 +7,7 @@
 #include "device.h"
 #include "flash_decode.h"
 #include "flash_fwd.h"
+#include "metal_language.h"
 #include "metal_sources.h"
 #include "ops.h"
 #include "sdpa.h"
@@ -112,6 +113,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_name", [] { return device() ? device()->name() : std::string(); });
   m.def("gpu_family", [] { return device() ? device()->gpu_family() : 0; });
   m.def("gpu_cores", [] { return device() ? device()->gpu_cores() : 0; });
+  m.attr("metal_language") =
+      std::to_string(kMetalLanguageMajor) + "." + std::to_string(kMetalLanguageMinor);
   m.def("refresh_device", [] {
     if (device() != nullptr) device()->refresh();
   });

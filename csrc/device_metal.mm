@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "metal_language.h"
 
 namespace flash_mps {
 
@@ -29,7 +30,7 @@ std::string describe(const std::string& kernel, const char* step, NSError* error
 // approximate are called by their fast:: name.
 MTLCompileOptions* compile_options() {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
-  [options setLanguageVersion:MTLLanguageVersion3_1];  // the first with bfloat
+  [options setLanguageVersion:static_cast<MTLLanguageVersion>(kMetalLanguage)];
   if (@available(macOS 15.0, *)) {
     [options setMathMode:MTLMathModeSafe];
   } else {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import sys
 from types import ModuleType
 
 import torch
@@ -24,6 +25,12 @@ def _check_torch(built_for: str, found: str) -> None:
         )
 
 
+def _is_command_line() -> bool:
+    """Whether ``python -m torch_flash_mps`` imports the package: argv[0] is "-m" until it runs."""
+    modules = [argument.removeprefix("-m") for argument in sys.orig_argv]
+    return sys.argv[:1] == ["-m"] and "torch_flash_mps" in modules
+
+
 def _load() -> tuple[ModuleType | None, str | None]:
     try:
         build_info = importlib.import_module("torch_flash_mps._build_info")
@@ -36,7 +43,17 @@ def _load() -> tuple[ModuleType | None, str | None]:
     return extension, None
 
 
-C, _load_error = _load()
+def _load_or_report() -> tuple[ModuleType | None, str | None]:
+    """An import fails where the native module does not fit; the command line lives to say why."""
+    try:
+        return _load()
+    except ImportError as error:
+        if not _is_command_line():
+            raise
+        return None, str(error)
+
+
+C, _load_error = _load_or_report()
 
 
 def unavailable_reason() -> str | None:

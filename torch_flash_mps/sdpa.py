@@ -82,6 +82,12 @@ def disable_sdpa() -> None:
             )
 
 
+def holders() -> list[str]:
+    """Who has it on at the moment; empty where PyTorch's own attention is in force."""
+    with _lock:
+        return [name for name, count in _held.items() if count]
+
+
 @contextlib.contextmanager
 def sdpa_enabled() -> Iterator[None]:
     """:func:`enable_sdpa` for the length of a ``with`` block. Blocks may be nested, and overlap in

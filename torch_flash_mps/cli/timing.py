@@ -34,13 +34,14 @@ def interleaved(
     synchronize: Callable[[], None],
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
+    warm_up_seconds: float = WARM_UP_SECONDS,
 ) -> dict[str, Timing]:
     """Times each call `repeats` times, taking turns, so that a slow spell hits all alike.
 
     A time spans the call and the wait for its result.
     """
     for call in calls.values():
-        _warm_up(call, synchronize)
+        _warm_up(call, synchronize, warm_up_seconds)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -71,11 +72,12 @@ def overhead(
     return {name: Timing.of(samples) for name, samples in seconds.items()}
 
 
-def _warm_up(call: Callable[[], object], synchronize: Callable[[], None]) -> None:
-    """At least one call: the first compiles the kernel."""
+def _warm_up(call: Callable[[], object], synchronize: Callable[[], None],
+             seconds: float = WARM_UP_SECONDS) -> None:
+    """At least one call: the first compiles the kernel. By time, for a GPU's clock rises slowly."""
     start = time.perf_counter()
     while True:
         call()
         synchronize()
-        if time.perf_counter() - start > WARM_UP_SECONDS:
+        if time.perf_counter() - start >= seconds:
             return
