@@ -159,13 +159,13 @@ FourTensors backward(FLASH_MPS_VARLEN_BACKWARD_PARAMETERS(int64_t)) {
                                           .value = wants_value,
                                           .mask = false,
                                           .sinks = wants_sinks});
-  const at::Tensor none = at::empty({0}, query.options());
+  const auto none = [&] { return at::empty({0}, query.options()); };
   const auto result = [&](bool wanted, const at::Tensor& gradient, const at::Tensor& input) {
-    return wanted ? from_batch(gradient).narrow(0, 0, input.size(0)) : none;
+    return wanted ? from_batch(gradient).narrow(0, 0, input.size(0)) : none();
   };
   return {result(wants_query, gradients.query, query), result(wants_key, gradients.key, key),
           result(wants_value, gradients.value, value),
-          wants_sinks ? gradients.sinks.to(sinks->scalar_type()) : none};
+          wants_sinks ? gradients.sinks.to(sinks->scalar_type()) : none()};
 }
 
 }  // namespace

@@ -27,6 +27,11 @@ SIGNATURES = {
     "flash_attn_func": f"q k v {OPTIONS}",
     "flash_attn_kvpacked_func": f"q kv {OPTIONS}",
     "flash_attn_qkvpacked_func": f"qkv {OPTIONS}",
+    "flash_attn_varlen_func":
+        f"q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k {OPTIONS} block_table",
+    "flash_attn_varlen_kvpacked_func":
+        f"q kv cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k {OPTIONS}",
+    "flash_attn_varlen_qkvpacked_func": f"qkv cu_seqlens max_seqlen {OPTIONS}",
     "flash_attn_with_kvcache":
         "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad "
         "block_table softmax_scale causal window_size softcap rotary_interleaved alibi_slopes "

@@ -19,8 +19,8 @@ DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
 BUDGETS = {".metal": 300, ".h": 300, ".cpp": 400, ".mm": 400, ".py": 300, "setup.py": 150}
 # A module of the package may import those of a smaller rank and of its own folder only.
 RANKS = {"_build_info": 0, "reference": 0, "_ops": 1, "_vmap": 1, "_extension": 2,
-         "_flash_attn_args": 2, "interface": 3, "kv_cache": 3, "sdpa": 3, "flash_attn": 4,
-         "simulator": 4, "__init__": 5, "integrations": 6,
+         "_flash_attn_args": 2, "interface": 3, "varlen": 3, "kv_cache": 3, "nested": 3, "sdpa": 4,
+         "flash_attn": 4, "simulator": 4, "__init__": 5, "integrations": 6,
          "judge": 0, "cli": 6, "__main__": 7}
 
 

@@ -16,10 +16,12 @@ from torch_flash_mps.sdpa import (
     register_implementation,
     sdpa_enabled,
 )
+from torch_flash_mps.varlen import attention_varlen
 
 __version__ = _version("torch_flash_mps")
 
-__all__ = ["attention", "disable_sdpa", "enable_sdpa", "explain", "flash_attn", "is_available",
-           "merge_states", "quantize_kv", "sdpa_enabled", "unavailable_reason", "__version__"]
+__all__ = ["attention", "attention_varlen", "disable_sdpa", "enable_sdpa", "explain", "flash_attn",
+           "is_available", "merge_states", "quantize_kv", "sdpa_enabled", "unavailable_reason",
+           "__version__"]
 
 register_implementation()

@@ -5,6 +5,8 @@ functions that were imported earlier follow. It holds for the whole process. Inp
 not take (head_dim above 256, ...) and other devices go to PyTorch's own attention, as
 before.
 
+Jagged nested tensors go to `torch.ops.flash_mps.attention_varlen` (see `nested`).
+
 What `torch.compile` compiled keeps the attention that it was compiled with.
 """
 
@@ -15,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 
+from torch_flash_mps import nested
 from torch_flash_mps._extension import extension, unavailable_reason
 
 #: The name in `torch.nn.attention.list_flash_attention_impls()`.
@@ -33,6 +36,7 @@ def _acquire(holder: str) -> None:
     with _lock:
         if not _held.total():
             extension().enable_sdpa()
+            nested.enable()
         _held[holder] += 1
 
 
@@ -40,6 +44,7 @@ def _release(holder: str) -> None:
     with _lock:
         _held[holder] -= 1
         if not _held.total():
+            nested.disable()
             extension().disable_sdpa()
 
 
