@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "mask_args.h"
 #include "score_args.h"
 #include "visibility.h"
 
@@ -113,15 +114,6 @@ void check_shapes(const char* op, const AttnProblem& problem, bool enable_gqa) {
                   "seqlen_q + seqlen_k below 2^31", problem.seqlen_q, " + ", problem.seqlen_k);
 }
 
-MaskKind mask_kind(const char* op, const at::Tensor& mask, at::ScalarType query_type) {
-  const at::ScalarType type = mask.scalar_type();
-  if (type == at::kBool) return kBoolMask;
-  if (type == query_type) return kSameMask;
-  FLASH_MPS_CHECK(type == at::kFloat,
-                  c10::str("attn_mask of dtype Bool, Float or query's, ", query_type), type);
-  return kFloatMask;
-}
-
 // An uninitialised 4-D tensor without gaps, in [B, S, H, D] or [B, H, S, D] order.
 at::Tensor empty_dense(at::IntArrayRef sizes, bool is_bshd, const at::TensorOptions& options) {
   // As PyTorch does, a dimension without elements counts as 1.
@@ -153,37 +145,6 @@ ElementType element_type(const char* op, at::ScalarType type) {
     case at::kHalf: return ElementType::Float16;
     case at::kBFloat16: return ElementType::BFloat16;
     default: FLASH_MPS_CHECK(false, "query of dtype Float, Half or BFloat16", type);
-  }
-}
-
-void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem) {
-  const int64_t rank =
-      problem.has_own_rank ? static_cast<int64_t>(problem.leading_shape.size()) + 2 : 4;
-  const auto expected = [&] {
-    return c10::str("attn_mask of rank 2 or more, broadcastable to [", problem.batch, ", ",
-                    problem.num_heads_q, ", ", problem.seqlen_q, ", ", problem.seqlen_k, "]");
-  };
-  FLASH_MPS_CHECK(mask.device() == problem.query.device(),
-                  c10::str("attn_mask on the device of query, ", problem.query.device()),
-                  mask.device());
-  problem.mask_kind = mask_kind(op, mask, problem.query.scalar_type());
-  FLASH_MPS_CHECK(mask.dim() >= 2 && mask.dim() <= rank, expected(), "shape ", mask.sizes());
-  problem.mask = mask;
-  if (problem.has_own_rank && rank > 4) {
-    std::vector<int64_t> sizes = problem.leading_shape;
-    sizes.back() = mask.dim() > 2 ? mask.size(-3) : 1;
-    sizes.insert(sizes.end(), {mask.size(-2), mask.size(-1)});
-    const bool fits = at::is_expandable_to(mask.sizes(), sizes);
-    FLASH_MPS_CHECK(fits, expected(), "shape ", mask.sizes());
-    problem.mask = mask.expand(sizes).flatten(0, rank - 4);
-  } else if (rank == 3 && mask.dim() == 3) {
-    problem.mask = mask.unsqueeze(1);
-  }
-  while (problem.mask.dim() < 4) problem.mask = problem.mask.unsqueeze(0);
-  const int64_t wanted[] = {problem.batch, problem.num_heads_q, problem.seqlen_q, problem.seqlen_k};
-  for (int i = 0; i < 4; ++i) {
-    FLASH_MPS_CHECK(problem.mask.size(i) == 1 || problem.mask.size(i) == wanted[i], expected(),
-                    "shape ", mask.sizes());
   }
 }
 
@@ -228,8 +189,7 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   problem.head_dim_v = problem.value.size(3);
   problem.type = element_type(op, query.scalar_type());
   check_shapes(op, problem, options.enable_gqa);
-  problem.mask_kind = kNoMask;
-  if (options.attn_mask.has_value()) take_mask(op, *options.attn_mask, problem);
+  take_mask(op, options, problem);
   problem.is_causal = options.is_causal;
   problem.window_left = options.window_left;
   problem.window_right = options.window_right;
@@ -327,6 +287,9 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
   const auto mask_stride = [&](int64_t dim) {
     return problem.mask.defined() ? stride(problem.mask, dim) : 0;
   };
+  const auto class_stride = [&](int64_t dim) {
+    return problem.block_classes.defined() ? stride(problem.block_classes, dim) : 0;
+  };
   const auto [band_begin, band_end] = key_band(problem);
   return {
       .q_stride_b = stride(q, 0),
@@ -348,6 +311,10 @@ AttnParams make_params(const AttnProblem& problem, const at::Tensor& out) {
       .alibi_stride_b = problem.alibi_slopes.defined() && problem.alibi_slopes.dim() == 2
                             ? problem.num_heads_q
                             : 0,
+      .class_stride_b = class_stride(0),
+      .class_stride_h = class_stride(1),
+      .class_stride_q = class_stride(2),
+      .class_stride_k = class_stride(3),
       .num_heads_q = static_cast<int32_t>(problem.num_heads_q),
       .group_size = static_cast<int32_t>(problem.group_size()),
       .seqlen_q = static_cast<int32_t>(problem.seqlen_q),

@@ -44,6 +44,7 @@ struct AttnOptions {
   // The last query stands at the last key, as in flash_attn: causal_offset = seqlen_k - seqlen_q.
   bool is_bottom_right = false;
   OptionalTensor rng_state;  // of dropout: as by draw_rng_state()
+  OptionalTensor block_classes;  // of attn_mask: as by mask_block_classes()
   std::optional<PackedSequences> packed;
 };
 
@@ -52,6 +53,8 @@ struct AttnOptions {
 struct AttnProblem {
   at::Tensor query, key, value;
   at::Tensor mask;  // 4-D, broadcastable to [B, Hq, Sq, Sk]; undefined without one
+  at::Tensor
+      block_classes;  // of the mask's blocks, 4-D, broadcastable likewise; undefined: not known
   std::vector<int64_t>
       leading_shape;  // the caller's dimensions before S and D, when they are not [B, H]
   bool has_own_rank = false;  //   (then true)
@@ -90,9 +93,6 @@ void check_results(const char* op, const AttnProblem& problem, const at::Tensor&
 
 // The element type of a dtype that query may have; throws for another.
 ElementType element_type(const char* op, at::ScalarType type);
-
-// Fills mask and mask_kind of a problem whose sizes are known. Throws like check_inputs().
-void take_mask(const char* op, const at::Tensor& mask, AttnProblem& problem);
 
 // Copies a tensor whose last dimension is not dense, and only that one.
 at::Tensor dense_rows(const at::Tensor& tensor);

@@ -29,7 +29,7 @@ Result call_in_autocast_dtype(const char* name, FLASH_MPS_PARAMETERS) {
             at::autocast::cached_cast(type, key, DEVICE),
             at::autocast::cached_cast(type, value, DEVICE), cast_mask(type, attn_mask, DEVICE),
             dropout_p, is_causal, scale, enable_gqa, window_left, window_right, softcap,
-            alibi_slopes, sinks, is_bottom_right, rng_state);
+            alibi_slopes, sinks, is_bottom_right, rng_state, block_classes);
 }
 
 template <c10::DeviceType DEVICE, typename Result>

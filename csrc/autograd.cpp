@@ -4,8 +4,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
+
 #include "attn_args.h"
 #include "autograd_rules.h"
+#include "block_classes.h"
 #include "ops.h"
 #include "score_args.h"
 
@@ -23,7 +26,8 @@ FiveTensors call_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
 }
 
 struct AttentionBackward : torch::autograd::Node {
-  SavedVariable query, key, value, out, lse, attn_mask, alibi_slopes, sinks, rng_state;
+  SavedVariable query, key, value, out, lse, attn_mask, alibi_slopes, sinks, rng_state,
+      block_classes;
   AttnOptions options;  // without its tensors, which are saved above
 
   std::string name() const override { return "FlashMpsAttentionBackward"; }
@@ -47,7 +51,8 @@ struct AttentionBackward : torch::autograd::Node {
         key.unpack(self), value.unpack(self), result, lse.unpack(self), optional(attn_mask),
         options.dropout_p, options.is_causal, options.scale, options.enable_gqa,
         options.window_left, options.window_right, options.softcap, optional(alibi_slopes),
-        optional(sinks), options.is_bottom_right, optional(rng_state), wanted);
+        optional(sinks), options.is_bottom_right, optional(rng_state), optional(block_classes),
+        wanted);
     const auto& [grad_query, grad_key, grad_value, grad_mask, grad_sinks] = gradients;
     variable_list results = {grad_query, grad_key, grad_value, grad_mask, grad_sinks};
     for (size_t i = 0; i < wanted.size(); ++i) {
@@ -64,7 +69,7 @@ struct AttentionBackward : torch::autograd::Node {
   // Compiled autograd: what the node depends on, and backward with other tensors in their place.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     for (const SavedVariable* one :
-         {&query, &key, &value, &attn_mask, &alibi_slopes, &sinks, &rng_state}) {
+         {&query, &key, &value, &attn_mask, &alibi_slopes, &sinks, &rng_state, &block_classes}) {
       args.collect(*one, false);
     }
     args.collect(out, true);
@@ -87,8 +92,9 @@ struct AttentionBackward : torch::autograd::Node {
   }
 
  private:
-  std::array<SavedVariable*, 9> tensors() {
-    return {&query, &key, &value, &out, &lse, &attn_mask, &alibi_slopes, &sinks, &rng_state};
+  std::array<SavedVariable*, 10> tensors() {
+    return {&query,     &key,          &value, &out,       &lse,
+            &attn_mask, &alibi_slopes, &sinks, &rng_state, &block_classes};
   }
 };
 
@@ -101,6 +107,25 @@ bool wants_gradients(const char* op, const at::Tensor& query, const at::Tensor& 
   return torch::autograd::compute_requires_grad(query, key, value, attn_mask, sinks);
 }
 
+// The classes of the mask's blocks where forward and backward together have use for them. Where sizes
+// are not known yet (torch.compile), each of them finds out for itself.
+OptionalTensor classes_of_call(const at::Tensor& query, const at::Tensor& key,
+                               const at::Tensor& value, const OptionalTensor& attn_mask) {
+  if (!attn_mask.has_value() || !attn_mask->is_mps()) return {};
+  for (const at::Tensor* tensor : {&query, &key, &value, &*attn_mask}) {
+    if (tensor->unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor->dim() < 2) return {};
+  }
+  const double rows = static_cast<double>(query.numel()) /
+                      static_cast<double>(std::max<int64_t>(query.size(-1), 1));
+  if (!classifies_mask(*attn_mask, rows * static_cast<double>(key.size(-2)),
+                       query.size(-1) + value.size(-1), /*has_backward=*/true)) {
+    return {};
+  }
+  static const auto op = find_op<at::Tensor(const at::Tensor&)>("flash_mps::mask_block_classes");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(without_repeats(*attn_mask));
+}
+
 // Out and lse without a history.
 TensorPair forward(FLASH_MPS_PARAMETERS) {
   static const auto op =
@@ -111,6 +136,8 @@ TensorPair forward(FLASH_MPS_PARAMETERS) {
 
 // Out and lse, out with a history and, if it goes to the caller, lse too.
 TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
+  const OptionalTensor classes =
+      block_classes.has_value() ? block_classes : classes_of_call(query, key, value, attn_mask);
   auto node = c10::make_intrusive<AttentionBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(query, key, value, attn_mask, sinks));
   node->query = SavedVariable(query, /*is_output=*/false);
@@ -120,6 +147,7 @@ TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
   node->alibi_slopes = SavedVariable(alibi_slopes, /*is_output=*/false);
   node->sinks = SavedVariable(sinks, /*is_output=*/false);
   node->rng_state = SavedVariable(rng_state, /*is_output=*/false);
+  node->block_classes = SavedVariable(classes, /*is_output=*/false);
   node->options = {.dropout_p = dropout_p,
                    .is_causal = is_causal,
                    .scale = scale,
@@ -128,7 +156,7 @@ TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
                    .window_right = window_right,
                    .softcap = softcap,
                    .is_bottom_right = is_bottom_right};
-  const auto [out, lse] = forward(FLASH_MPS_ARGUMENTS);
+  const auto [out, lse] = forward(FLASH_MPS_ARGUMENTS_WITH(rng_state, classes));
   torch::autograd::set_history(out, node);
   if (returns_lse) torch::autograd::set_history(lse, node);
   node->out = SavedVariable(out, /*is_output=*/true);
@@ -161,7 +189,7 @@ void without_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
 
 at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
   if (needs_rng_state(dropout_p, rng_state)) {
-    return attention_autograd(FLASH_MPS_ARGUMENTS_WITH(draw_rng_state()));
+    return attention_autograd(FLASH_MPS_ARGUMENTS_WITH(draw_rng_state(), block_classes));
   }
   static const auto op = find_op<decltype(attention_autograd)>("flash_mps::attention");
   if (wants_gradients("attention", query, key, value, attn_mask, alibi_slopes, sinks)) {
@@ -173,7 +201,7 @@ at::Tensor attention_autograd(FLASH_MPS_PARAMETERS) {
 
 TensorPair attention_with_lse_autograd(FLASH_MPS_PARAMETERS) {
   if (needs_rng_state(dropout_p, rng_state)) {
-    return attention_with_lse_autograd(FLASH_MPS_ARGUMENTS_WITH(draw_rng_state()));
+    return attention_with_lse_autograd(FLASH_MPS_ARGUMENTS_WITH(draw_rng_state(), block_classes));
   }
   if (wants_gradients("attention_with_lse", query, key, value, attn_mask, alibi_slopes, sinks)) {
     return differentiable_forward(/*returns_lse=*/true, FLASH_MPS_ARGUMENTS);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../metal/instances.h"
+#include "block_classes.h"
 #include "flash_fwd.h"
 #include "flash_launch.h"
 #include "visibility.h"
@@ -238,9 +239,10 @@ at::Tensor sinks_gradient(const AttnProblem& problem, const at::Tensor& lse,
   return -sink_shares(problem, lse, delta).sum({0, 2});
 }
 
-AttnGradients flash_bwd(const char* op, const AttnProblem& problem, const at::Tensor& out,
+AttnGradients flash_bwd(const char* op, const AttnProblem& given, const at::Tensor& out,
                         const at::Tensor& lse, const at::Tensor& grad_out,
                         const at::Tensor& grad_lse, WantedGradients wanted) {
+  const AttnProblem problem = with_block_classes(given);
   if (problem.head_dim == 0 || problem.head_dim_v == 0) {
     const auto pad = [&](const at::Tensor& tensor) {
       return problem.head_dim_v == 0 ? at::constant_pad_nd(tensor, {0, 1}) : tensor;

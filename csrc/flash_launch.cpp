@@ -55,11 +55,15 @@ uint32_t score_constants(const AttnProblem& problem) {
   return constant_bit(kHasSoftcapConstant, problem.softcap != 0.0) |
          constant_bit(kHasAlibiConstant, problem.alibi_slopes.defined()) |
          constant_bit(kHasDropoutConstant, problem.dropout_p != 0.0) |
+         constant_bit(kHasBlockClassesConstant, problem.block_classes.defined()) |
          constant_bit(kIsPackedConstant, problem.packed.has_value());
 }
 
 void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem) {
   if (problem.mask.defined()) bindings.push_back(bind(problem.mask, kMaskBuffer));
+  if (problem.block_classes.defined()) {
+    bindings.push_back(bind(problem.block_classes, kBlockClassesBuffer));
+  }
   if (problem.alibi_slopes.defined()) {
     bindings.push_back(bind(problem.alibi_slopes, kAlibiBuffer));
   }

@@ -33,6 +33,7 @@ const char* op_name(Op op) {
     case Op::FlashDecodeCombine: return "flash_decode_combine";
     case Op::KvcacheAppend: return "kvcache_append";
     case Op::RotaryEmbedding: return "rotary_embedding";
+    case Op::MaskBlockClasses: return "mask_block_classes";
     case Op::FlashFwd: break;
   }
   return "flash_fwd";

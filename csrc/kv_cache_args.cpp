@@ -1,4 +1,5 @@
 #include "kv_cache_args.h"
+#include "mask_args.h"
 #include "score_args.h"
 
 #include <cmath>
@@ -200,8 +201,7 @@ CachedAttention check_cached_attention(const char* op, const at::Tensor& query, 
   attention.head_dim = query.size(3);
   attention.head_dim_v = cache.value.size(3);
   attention.type = element_type(op, query.scalar_type());
-  attention.mask_kind = kNoMask;
-  if (options.attn_mask.has_value()) take_mask(op, *options.attn_mask, attention);
+  take_mask(op, options, attention);
   attention.is_causal = options.is_causal;
   attention.window_left = options.window_left;
   attention.window_right = options.window_right;

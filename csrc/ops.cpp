@@ -8,6 +8,7 @@
 #include "attention_cpu.h"
 #include "attention_varlen.h"
 #include "attn_args.h"
+#include "block_classes.h"
 #include "flash_bwd.h"
 #include "flash_decode.h"
 #include "flash_fwd.h"
@@ -29,7 +30,8 @@ AttnProblem check_arguments(const char* op, FLASH_MPS_PARAMETERS) {
                        .alibi_slopes = alibi_slopes,
                        .sinks = sinks,
                        .is_bottom_right = is_bottom_right,
-                       .rng_state = rng_state});
+                       .rng_state = rng_state,
+                       .block_classes = block_classes});
 }
 
 namespace {
@@ -38,14 +40,13 @@ namespace {
   "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "  \
   "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, int window_left=-1, " \
   "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, " \
-  "bool is_bottom_right=False, Tensor? rng_state=None)"
+  "bool is_bottom_right=False, Tensor? rng_state=None, Tensor? block_classes=None)"
 #define FLASH_MPS_BACKWARD_SCHEMA                                                             \
   "(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "  \
   "Tensor lse, Tensor? attn_mask, float dropout_p, bool is_causal, *, float? scale, "         \
   "bool enable_gqa, int window_left, int window_right, float softcap, Tensor? alibi_slopes, " \
-  "Tensor? sinks, bool is_bottom_right, Tensor? rng_state, bool[5] output_mask) -> (Tensor, " \
-  "Tensor, Tensor, Tensor, "                                                                  \
-  "Tensor)"
+  "Tensor? sinks, bool is_bottom_right, Tensor? rng_state, Tensor? block_classes=None, "      \
+  "bool[5] output_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 #define FLASH_MPS_VARLEN_SCHEMA                                                              \
   "(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "      \
@@ -82,13 +83,13 @@ constexpr const char* kAttentionBackward = "attention_backward";
 constexpr const char* kAttentionWithKvCache = "attention_with_kvcache";
 
 at::Tensor attention_mps(FLASH_MPS_PARAMETERS) {
-  return std::get<0>(
-      flash_fwd(kAttention, check_arguments(kAttention, FLASH_MPS_ARGUMENTS), false));
+  const AttnProblem problem = check_arguments(kAttention, FLASH_MPS_ARGUMENTS);
+  return std::get<0>(flash_fwd(kAttention, with_block_classes(problem), false));
 }
 
 TensorPair attention_with_lse_mps(FLASH_MPS_PARAMETERS) {
-  return flash_fwd(kAttentionWithLse, check_arguments(kAttentionWithLse, FLASH_MPS_ARGUMENTS),
-                   true);
+  const AttnProblem problem = check_arguments(kAttentionWithLse, FLASH_MPS_ARGUMENTS);
+  return flash_fwd(kAttentionWithLse, with_block_classes(problem), true);
 }
 
 TensorPair attention_with_kvcache_mps(FLASH_MPS_WITH_KVCACHE_PARAMETERS) {
@@ -153,6 +154,7 @@ TORCH_LIBRARY(flash_mps, m) {
   m.def("attention_varlen_with_lse" FLASH_MPS_VARLEN_SCHEMA " -> (Tensor, Tensor)",
         {at::Tag::pt2_compliant_tag});
   m.def("attention_varlen_backward" FLASH_MPS_VARLEN_BACKWARD_SCHEMA, {at::Tag::pt2_compliant_tag});
+  m.def("mask_block_classes(Tensor attn_mask) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("attention_with_kvcache" FLASH_MPS_WITH_KVCACHE_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("kvcache_append_" FLASH_MPS_KV_APPEND_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("rotary_embedding" FLASH_MPS_ROTARY_SCHEMA, {at::Tag::pt2_compliant_tag});
@@ -165,6 +167,7 @@ TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {
   m.impl("attention_varlen", attention_varlen_mps);
   m.impl("attention_varlen_with_lse", attention_varlen_with_lse_mps);
   m.impl("attention_varlen_backward", attention_varlen_backward_mps);
+  m.impl("mask_block_classes", mask_block_classes_mps);
   m.impl("attention_with_kvcache", attention_with_kvcache_mps);
   m.impl("kvcache_append_", kvcache_append_mps);
   m.impl("rotary_embedding", rotary_embedding_mps);
@@ -177,6 +180,7 @@ TORCH_LIBRARY_IMPL(flash_mps, CPU, m) {
   m.impl("attention_varlen", attention_varlen_cpu);
   m.impl("attention_varlen_with_lse", attention_varlen_with_lse_cpu);
   m.impl("attention_varlen_backward", attention_varlen_backward_cpu);
+  m.impl("mask_block_classes", mask_block_classes_cpu);
   m.impl("attention_with_kvcache", attention_with_kvcache_cpu);
   m.impl("kvcache_append_", kvcache_append_cpu);
   m.impl("rotary_embedding", rotary_embedding_cpu);
@@ -189,6 +193,7 @@ TORCH_LIBRARY_IMPL(flash_mps, Autograd, m) {
   m.impl("attention_varlen", attention_varlen_autograd);
   m.impl("attention_varlen_with_lse", attention_varlen_with_lse_autograd);
   m.impl("attention_varlen_backward", attention_varlen_backward_autograd);
+  m.impl("mask_block_classes", torch::CppFunction::makeFallthrough());  // of integers
   for (const char* op : {"attention_with_kvcache", "kvcache_append_", "rotary_embedding"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&without_gradients>());
   }

@@ -21,18 +21,19 @@ using FiveTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, a
   const OptionalTensor &attn_mask, double dropout_p, bool is_causal, std::optional<double> scale, \
       bool enable_gqa, int64_t window_left, int64_t window_right, double softcap,                 \
       const OptionalTensor &alibi_slopes, const OptionalTensor &sinks, bool is_bottom_right,      \
-      const OptionalTensor &rng_state
-// With `state` in place of rng_state.
-#define FLASH_MPS_OPTIONS_WITH(state)                                                     \
+      const OptionalTensor &rng_state, const OptionalTensor &block_classes
+// With `state` and `classes` in place of rng_state and block_classes.
+#define FLASH_MPS_OPTIONS_WITH(state, classes)                                            \
   attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right, softcap, \
-      alibi_slopes, sinks, is_bottom_right, state
-#define FLASH_MPS_OPTIONS FLASH_MPS_OPTIONS_WITH(rng_state)
+      alibi_slopes, sinks, is_bottom_right, state, classes
+#define FLASH_MPS_OPTIONS FLASH_MPS_OPTIONS_WITH(rng_state, block_classes)
 
 #define FLASH_MPS_PARAMETERS                                               \
   const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, \
       FLASH_MPS_OPTION_PARAMETERS
-#define FLASH_MPS_ARGUMENTS_WITH(state) query, key, value, FLASH_MPS_OPTIONS_WITH(state)
-#define FLASH_MPS_ARGUMENTS FLASH_MPS_ARGUMENTS_WITH(rng_state)
+#define FLASH_MPS_ARGUMENTS_WITH(state, classes) \
+  query, key, value, FLASH_MPS_OPTIONS_WITH(state, classes)
+#define FLASH_MPS_ARGUMENTS FLASH_MPS_ARGUMENTS_WITH(rng_state, block_classes)
 
 #define FLASH_MPS_BACKWARD_PARAMETERS                                                  \
   const at::Tensor &grad_out, const OptionalTensor &grad_lse, const at::Tensor &query, \

@@ -137,7 +137,7 @@ at::Tensor call_op(SDPA_PARAMETERS) {
                              .typed<decltype(attention_autograd)>();
   return op.call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
                  /*window_left=*/-1, /*window_right=*/-1, /*softcap=*/0.0, /*alibi_slopes=*/{},
-                 /*sinks=*/{}, /*is_bottom_right=*/false, /*rng_state=*/{});
+                 /*sinks=*/{}, /*is_bottom_right=*/false, /*rng_state=*/{}, /*block_classes=*/{});
 }
 
 template <DispatchKey kKey>

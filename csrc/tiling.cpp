@@ -95,4 +95,14 @@ int num_splits(int64_t batch, int64_t num_heads_kv, int64_t seqlen_k, GpuFamily 
   return static_cast<int>(std::clamp<int64_t>((wanted + unsplit - 1) / unsplit, 1, most));
 }
 
+bool mask_pass_pays(const MaskPass& pass) {
+  // Apple GPUs do 33 (M4 Max) to 38 (M1) operations in the time of reading a byte. A launch takes about
+  // 5 us, 13 million operations of the smallest GPU (M1, 8 cores).
+  constexpr double kOperationsPerByte = 35.0;
+  constexpr double kOperationsPerLaunch = 1.3e7;
+  constexpr double kMostOfTheCall = 1.0 / 40.0;
+  const double cost = pass.mask_bytes * kOperationsPerByte + kOperationsPerLaunch;
+  return cost <= kMostOfTheCall * pass.products;
+}
+
 }  // namespace flash_mps

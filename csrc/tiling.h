@@ -17,6 +17,7 @@ enum class Op {
   FlashDecodeCombine,
   KvcacheAppend,
   RotaryEmbedding,
+  MaskBlockClasses,
 };
 enum class GpuFamily { Apple7 = 7, Apple9 = 9, Apple10 = 10 };
 enum class OperandPath { Staged, Direct };
@@ -58,5 +59,17 @@ int max_head_dim(Op op);
 // gpu_cores: 0 when unknown.
 int num_splits(int64_t batch, int64_t num_heads_kv, int64_t seqlen_k, GpuFamily family,
                int gpu_cores);
+
+// What mask_block_classes would cost a call, and what it could save.
+struct MaskPass {
+  double mask_bytes;  // of all elements, each once
+  double
+      products;  // multiplications and additions over every (query, key) pair of every head, backward
+  // included where one will follow
+};
+
+// Whether a call classifies the blocks of its mask first. What the mask holds is not known: the pass has
+// to be so small beside the call that it costs little where it finds nothing to skip.
+bool mask_pass_pays(const MaskPass& pass);
 
 }  // namespace flash_mps

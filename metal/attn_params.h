@@ -22,6 +22,8 @@ struct AttnParams {
   int64_t out_stride_b, out_stride_h, out_stride_s;        // out [B, Hq, Sq, Dv]
   int64_t mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k;  // 0 where it broadcasts
   int64_t alibi_stride_b;  // alibi_slopes [B, Hq]; 0 for [Hq]
+  // block_classes [B, Hq, blocks of queries, blocks of keys]; 0 where it broadcasts
+  int64_t class_stride_b, class_stride_h, class_stride_q, class_stride_k;
 
   int32_t num_heads_q;
   int32_t group_size;           // query heads that share one KV head
@@ -43,7 +45,7 @@ struct AttnParams {
   uint32_t dropout_key_low, dropout_key_high;
 };
 
-#define FLASH_MPS_ATTN_PARAMS_SIZE 216
+#define FLASH_MPS_ATTN_PARAMS_SIZE 248
 
 // Of the backward kernels. Gradients and lse, delta [B, Hq, Sq] are those of all query heads and batch
 // entries; dK and dV have the shapes of key and value.
@@ -60,7 +62,7 @@ struct AttnBwdParams {
   int32_t q_is_wide, dout_is_wide;
 };
 
-#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 360
+#define FLASH_MPS_ATTN_BWD_PARAMS_SIZE 392
 
 // Of the decode kernel. A row is one query of one head: the num_rows rows that read one KV head are
 // numbered query * group_size + head. Keys lie in entries of a cache, one a sequence, or in pages: in
@@ -87,7 +89,7 @@ struct AttnDecodeParams {
   int32_t window_left, window_right;  // -1: unlimited
 };
 
-#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 344
+#define FLASH_MPS_ATTN_DECODE_PARAMS_SIZE 376
 
 // Of the combine pass. The scratch holds O [splits, rows, Dv], then (m, l) [splits, rows, 2], where
 // rows counts those of all heads and sequences.
@@ -101,6 +103,16 @@ struct AttnCombineParams {
 };
 
 #define FLASH_MPS_ATTN_COMBINE_PARAMS_SIZE 48
+
+// Of the pre-pass over a mask [B, Hq, Sq, Sk], any dimension of which may be 1; block_classes is dense.
+struct MaskClassParams {
+  int64_t mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k;
+  int32_t num_heads_q;
+  int32_t seqlen_q, seqlen_k;
+  int32_t num_q_blocks, num_k_blocks;
+};
+
+#define FLASH_MPS_MASK_CLASS_PARAMS_SIZE 56
 
 enum AttnBuffer {
   kQueryBuffer = 0,
@@ -129,6 +141,7 @@ enum AttnBuffer {
   // score modifiers; 21 to 24 are those of kv_cache_params.h
   kAlibiBuffer = 25,
   kSinksBuffer = 26,
+  kBlockClassesBuffer = 27,
   // packed sequences
   kCuSeqlensQBuffer = 28,
   kCuSeqlensKBuffer = 29,
@@ -145,6 +158,7 @@ enum AttnConstant {
   kHasAlibiConstant = 7,
   kHasSinksConstant = 8,
   kHasDropoutConstant = 9,
+  kHasBlockClassesConstant = 10,
   kIsPackedConstant = 11,  // sequences lie behind each other in the rows of one tensor
 };
 
@@ -156,6 +170,16 @@ enum MaskKind {
   kFloatMask = 3,  // added to the score; float32
 };
 
+// What block_classes knows of a mask, for each of its blocks of FLASH_MPS_CLASS_BLOCK queries and as many
+// keys: one byte. Every tile of every kernel but flash_decode lies within one block.
+enum BlockClass {
+  kHiddenBlock = 0,  // no pair is visible
+  kMixedBlock = 1,
+  kOpenBlock = 2,  // every pair is visible, and what a float mask adds is 0
+};
+
+#define FLASH_MPS_CLASS_BLOCK 32
+
 static_assert(sizeof(AttnParams) == FLASH_MPS_ATTN_PARAMS_SIZE, "AttnParams: layout changed");
 static_assert(
     sizeof(AttnBwdParams) == FLASH_MPS_ATTN_BWD_PARAMS_SIZE, "AttnBwdParams: layout changed");
@@ -165,5 +189,7 @@ static_assert(
 static_assert(
     sizeof(AttnCombineParams) == FLASH_MPS_ATTN_COMBINE_PARAMS_SIZE,
     "AttnCombineParams: layout changed");
+static_assert(
+    sizeof(MaskClassParams) == FLASH_MPS_MASK_CLASS_PARAMS_SIZE, "MaskClassParams: layout changed");
 
 }  // namespace flash_mps

@@ -5,7 +5,8 @@
 //
 //   [load K, V]                        rows of one simdgroup, where they have registers
 //   dK = 0, dV = 0
-//   for each query head of the group, for each Q block that sees a key of the threadgroup:
+//   for each query head of the group, for each Q block that sees a key of the threadgroup, by its band
+//     and by the block's class:
 //     [stage Q, dO, lse, delta]        Staged path only
 //     Sᵀ = K Qᵀ; Sᵀ = score_fwd(Sᵀ); hide keys; Pᵀ = exp(Sᵀ - lse)
 //     dV = dV + Pᵀ dO
@@ -58,6 +59,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
   static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
   static_assert(BQ <= 32, "block_q: the queries that a block shows are kept in 32 bits");
   static_assert(
+      FLASH_MPS_CLASS_BLOCK % BQ == 0 && FLASH_MPS_CLASS_BLOCK % BK == 0,
+      "block_q, block_k: a tile lies within one block of block_classes");
+  static_assert(
       !STAGED || BQ * ((kQPitch + kDOPitch) * int(sizeof(T)) + 8) <= 32768,
       "Q and dO tiles exceed 32 KB: lower block_q in instances.h");
   threadgroup uint4 Q_words[STAGED ? BQ * kQPitch / kWordElements : 1];
@@ -109,6 +113,11 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
   for (int step = 0; step < params.group_size * num_q_blocks; ++step) {
     const int head_idx = kv_head_idx * params.group_size + step / num_q_blocks;
     const int q_start = first_q_start + step % num_q_blocks * BQ;
+    ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
+    mod.mask.tile_class = class_of_tile(params, mod.mask, q_start, block_first);
+    if (mod.mask.tile_class == kHiddenBlock) {
+      continue;
+    }
     const int queries = metal::min(BQ, band.seqlen_q - q_start);
     const device T* Q_rows = query + batch_idx * params.q_stride_b + head_idx * params.q_stride_h +
                              (sequence.first_query + q_start) * params.q_stride_s;
@@ -160,7 +169,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     }
 
     // Sᵀ = score_fwd(Sᵀ); hide keys; Pᵀ = exp(Sᵀ - lse)
-    const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
     Strip<float, BQ / kFragment> slope;
     score_slope(slope, P, params);
     score_fwd<T, true>(P, params, band, mod, q_start, first_row, at);
@@ -168,7 +176,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
                                  q_start + BQ > all_queries.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility<true>(P, params, band, mod.plane, q_start, first_row, at);
+      seen = apply_visibility<true>(P, params, band, mod.mask, q_start, first_row, at);
     }
     probabilities(P, shift);
 

@@ -58,7 +58,7 @@ inline void add_mask_gradient(
     multiply_transposed(P, A, K_rows + d, params.k_stride_s, keys, columns, lane);
   }
   score_fwd<T, false>(P, params, band, mod, first_row, k_start, at);
-  apply_visibility<false>(P, params, band, mod.plane, first_row, k_start, at);
+  apply_visibility<false>(P, params, band, mod.mask, first_row, k_start, at);
   probabilities(P, shift);
   FLASH_MPS_UNROLL
   for (int d = 0; d < DV; d += kFragment) {
@@ -107,12 +107,16 @@ template <typename T, typename M, int D, int DV, int BK>
   for (int b = all_batch ? 0 : own_batch; b < (all_batch ? bwd.batch : own_batch + 1); ++b) {
     for (int h = all_heads ? 0 : own_head; h < (all_heads ? params.num_heads_q : own_head + 1);
          ++h) {
-      const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, b, h);
+      ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, b, h);
       const Dropout dropout = dropout_of(params, b, h);
       const int kv_head = h / params.group_size;
       const int64_t head_row = (int64_t(b) * params.num_heads_q + h) * params.seqlen_q;
       const int end_row = all_rows ? band.seqlen_q : metal::min(own_row + 1, band.seqlen_q);
       for (int row = all_rows ? 0 : own_row; row < end_row; row += kFragment) {
+        mod.mask.tile_class = class_of_tile(params, mod.mask, row, k_start);
+        if (mod.mask.tile_class == kHiddenBlock) {
+          continue;
+        }
         const bool is_row = row + at.row < band.seqlen_q;
         const float shift = is_row ? softmax_shift(lse[head_row + row + at.row]) : 0.0f;
         const float row_delta = is_row ? delta[head_row + row + at.row] : 0.0f;

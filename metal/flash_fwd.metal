@@ -3,7 +3,7 @@
 //
 //   load Q                              rows of one simdgroup
 //   m = -inf, l = 0, O = 0
-//   for each K block that a row of the threadgroup sees:
+//   for each K block that a row of the threadgroup sees, by its band and by the block's class:
 //     [stage K, V]                      Staged path only
 //     S = Q Kᵀ
 //     S = score_fwd(S); hide keys
@@ -53,6 +53,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
   static_assert(BK <= 32, "block_k: the keys that a block shows are kept in 32 bits");
   static_assert(
+      FLASH_MPS_CLASS_BLOCK % BQ == 0 && FLASH_MPS_CLASS_BLOCK % BK == 0,
+      "block_q, block_k: a tile lies within one block of block_classes");
+  static_assert(
       !STAGED || BK * (kKPitch + kVPitch) * int(sizeof(T)) <= 32768,
       "K and V tiles exceed 32 KB: lower block_k in instances.h");
   // Words of 16 bytes, because wide copies need their alignment.
@@ -84,7 +87,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
                            sequence.first_key * params.k_stride_s;
   const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h +
                            sequence.first_key * params.v_stride_s;
-  const ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
+  ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
   const Dropout dropout = dropout_of(params, batch_idx, head_idx);
 
   // Load Q.
@@ -102,6 +105,10 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   const IndexRange any_keys = keys_seen_by_any(band, first_row, last_row);
   const IndexRange all_keys = keys_seen_by_all(band, first_row, last_row);
   for (int k_start = block_keys.begin / BK * BK; k_start < block_keys.end; k_start += BK) {
+    mod.mask.tile_class = class_of_tile(params, mod.mask, block_first, k_start);
+    if (mod.mask.tile_class == kHiddenBlock) {
+      continue;
+    }
     const int keys = metal::min(BK, band.seqlen_k - k_start);
     const device T* K_rows = K_head + k_start * params.k_stride_s;
     const device T* V_rows = V_head + k_start * params.v_stride_s;
@@ -142,7 +149,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
         has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
-      seen = apply_visibility<false>(S, params, band, mod.plane, first_row, k_start, at);
+      seen = apply_visibility<false>(S, params, band, mod.mask, first_row, k_start, at);
     }
 
     // m' = max(m, rowmax S); P = exp(S - m'); l = l·exp(m - m') + rowsum P

@@ -9,6 +9,7 @@ namespace flash_mps {
 
 constant int mask_kind [[function_constant(kMaskKindConstant)]];
 constant bool has_mask = mask_kind != kNoMask;
+constant bool has_block_classes [[function_constant(kHasBlockClassesConstant)]];
 
 // Keys or queries: begin <= index < end.
 struct IndexRange {
@@ -97,22 +98,54 @@ inline int64_t mask_offset(constant AttnParams& params, ScorePosition position) 
 }
 
 // First byte of one batch entry and head of the mask, whose elements have the kind's size.
-template <typename T>
+template <typename T, typename Params>
 inline const device uchar* mask_plane(
-    constant AttnParams& params, const device uchar* mask, int batch_idx, int head_idx) {
+    constant Params& params, const device uchar* mask, int batch_idx, int head_idx) {
   const int64_t element_bytes =
       mask_kind == kBoolMask ? 1 : (mask_kind == kSameMask ? int64_t(sizeof(T)) : 4);
   return mask +
          element_bytes * (batch_idx * params.mask_stride_b + head_idx * params.mask_stride_h);
 }
 
-// `plane` is a mask_plane().
+// The mask of one batch entry and head.
+struct HeadMask {
+  const device uchar* plane;  // a mask_plane(), or null
+  const device uchar* classes;  // of its blocks, or null
+  int tile_class;  // of the tile at work; the mask of an open one is not read
+};
+
+template <typename T>
+inline HeadMask head_mask(
+    constant AttnParams& params,
+    const device uchar* mask,
+    const device uchar* block_classes,
+    int batch_idx,
+    int head_idx) {
+  HeadMask head;
+  head.plane = has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+  head.classes = has_block_classes ? block_classes + batch_idx * params.class_stride_b +
+                                         head_idx * params.class_stride_h
+                                   : nullptr;
+  head.tile_class = kMixedBlock;
+  return head;
+}
+
+// The class of the block in which a tile lies.
+inline int class_of_tile(constant AttnParams& params, HeadMask head, int q_start, int k_start) {
+  if (!has_block_classes) {
+    return kMixedBlock;
+  }
+  const int64_t q_block = q_start / FLASH_MPS_CLASS_BLOCK;
+  const int64_t k_block = k_start / FLASH_MPS_CLASS_BLOCK;
+  return head.classes[q_block * params.class_stride_q + k_block * params.class_stride_k];
+}
+
 inline bool is_visible(
-    constant AttnParams& params, Band band, const device uchar* plane, ScorePosition position) {
+    constant AttnParams& params, Band band, HeadMask head, ScorePosition position) {
   const bool in_band =
       position.q_idx < band.seqlen_q && is_in_band(band, position.q_idx, position.k_idx);
-  if (mask_kind == kBoolMask && in_band) {
-    return plane[mask_offset(params, position)] != 0;
+  if (mask_kind == kBoolMask && in_band && head.tile_class != kOpenBlock) {
+    return head.plane[mask_offset(params, position)] != 0;
   }
   return in_band;
 }
@@ -124,7 +157,7 @@ inline uint apply_visibility(
     thread Strip<float, COUNT>& S,
     constant AttnParams& params,
     Band band,
-    const device uchar* plane,
+    HeadMask head,
     int q_start,
     int k_start,
     LanePosition at) {
@@ -134,7 +167,7 @@ inline uint apply_visibility(
     float2 s = elements(S.fragments[j]);
     for (int i = 0; i < 2; ++i) {
       const bool visible =
-          is_visible(params, band, plane, score_position<TRANSPOSED>(q_start, k_start, at, j, i));
+          is_visible(params, band, head, score_position<TRANSPOSED>(q_start, k_start, at, j, i));
       s[i] = visible ? s[i] : -INFINITY;
       seen |= s[i] == -INFINITY ? 0u : 1u << uint(j * kFragment + at.column + i);
     }

@@ -33,27 +33,31 @@ inline float mask_bias(const device uchar* plane, int64_t offset) {
 
 // What the modifiers of one head's scores read.
 struct ScoreMod {
-  const device uchar* plane;  // a mask_plane(), or null
+  HeadMask mask;
   float slope;  // of ALiBi (Press et al. 2022, "Train short, test long")
 };
 
 // Buffers of every kernel that computes scores, and what it makes of them.
 #define FLASH_MPS_SCORE_BUFFERS                                                  \
   const device uchar *mask [[buffer(kMaskBuffer), function_constant(has_mask)]], \
+      const device uchar *block_classes                                          \
+      [[buffer(kBlockClassesBuffer), function_constant(has_block_classes)]],     \
       const device float *alibi_slopes [[buffer(kAlibiBuffer), function_constant(has_alibi)]]
-#define FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx) \
-  score_mod<T>(                                             \
-      params, has_mask ? mask : nullptr, has_alibi ? alibi_slopes : nullptr, batch_idx, head_idx)
+#define FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx)                           \
+  score_mod<T>(                                                                       \
+      params, has_mask ? mask : nullptr, has_block_classes ? block_classes : nullptr, \
+      has_alibi ? alibi_slopes : nullptr, batch_idx, head_idx)
 
 template <typename T>
 inline ScoreMod score_mod(
     constant AttnParams& params,
     const device uchar* mask,
+    const device uchar* block_classes,
     const device float* alibi_slopes,
     int batch_idx,
     int head_idx) {
   ScoreMod mod;
-  mod.plane = has_mask ? mask_plane<T>(params, mask, batch_idx, head_idx) : nullptr;
+  mod.mask = head_mask<T>(params, mask, block_classes, batch_idx, head_idx);
   mod.slope = has_alibi ? alibi_slopes[batch_idx * params.alibi_stride_b + head_idx] : 0.0f;
   return mod;
 }
@@ -106,8 +110,9 @@ inline void score_fwd(
     for (int i = 0; i < 2; ++i) {
       const ScorePosition position = score_position<TRANSPOSED>(q_start, k_start, at, j, i);
       float bias = 0.0f;
-      if (has_bias && position.q_idx < band.seqlen_q && position.k_idx < band.seqlen_k) {
-        bias = mask_bias<T>(mod.plane, mask_offset(params, position));
+      const bool reads_bias = has_bias && mod.mask.tile_class != kOpenBlock;
+      if (reads_bias && position.q_idx < band.seqlen_q && position.k_idx < band.seqlen_k) {
+        bias = mask_bias<T>(mod.mask.plane, mask_offset(params, position));
       }
       s[i] = score_fwd(s[i], params, mod.slope, bias, position.q_idx + band.offset, position.k_idx);
     }

@@ -47,12 +47,15 @@ inline void shift_columns(thread ColumnValues<COUNT>& lse) {
   }
 }
 
-// S becomes P; `shift` is the softmax_shift() of each query's lse. A hidden pair, S = -inf, gives 0.
+// S becomes P; `shift` is the softmax_shift() of each query's lse. A hidden pair, S = -inf, gives 0,
+// also to a query whose lse is NaN.
 template <int COUNT, typename Values>
 inline void probabilities(thread Strip<float, COUNT>& S, thread const Values& shift) {
   FLASH_MPS_UNROLL
   for (int j = 0; j < COUNT; ++j) {
-    elements(S.fragments[j]) = softmax_exp(elements(S.fragments[j]), query_values(shift, j));
+    const float2 s = elements(S.fragments[j]);
+    const float2 p = softmax_exp(s, query_values(shift, j));
+    elements(S.fragments[j]) = metal::select(p, float2(0.0f), s == float2(-INFINITY));
   }
 }
 

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s*(["<])([^">]+)[">]', re.MULTILINE)
 ATEN = re.compile(r"^(ATen|torch|c10)/")
-ATEN_USERS = re.compile(r"(ops|autograd\w*|autocast|attn_args|score_args|flash_\w+|attention_\w+|"
-                        r"kv_cache\w*|sdpa|bindings)\.(cpp|h)$|device_metal\.mm$")
+ATEN_USERS = re.compile(r"(ops|autograd\w*|autocast|(attn|score|mask)_args|flash_\w+|attention_\w+|"
+                        r"block_classes|kv_cache\w*|sdpa|bindings)\.(cpp|h)$|device_metal\.mm$")
 ATTENTION_HEADERS = {"attn_args.h", "tiling.h", "kernel_key.h", "attn_params.h", "instances.h"}
 DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
 BUDGETS = {".metal": 300, ".h": 300, ".cpp": 400, ".mm": 400, ".py": 300, "setup.py": 150}

@@ -32,7 +32,7 @@ def _empty_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
 def _attention_fake(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
     enable_gqa=False, window_left=-1, window_right=-1, softcap=0.0, alibi_slopes=None, sinks=None,
-    is_bottom_right=False, rng_state=None,
+    is_bottom_right=False, rng_state=None, block_classes=None,
 ):
     return _empty_out(query, key, value)
 
@@ -41,7 +41,7 @@ def _attention_fake(
 def _attention_with_lse_fake(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
     enable_gqa=False, window_left=-1, window_right=-1, softcap=0.0, alibi_slopes=None, sinks=None,
-    is_bottom_right=False, rng_state=None,
+    is_bottom_right=False, rng_state=None, block_classes=None,
 ):
     out = _empty_out(query, key, value)
     return out, query.new_empty(out.shape[:-1], dtype=torch.float32)
@@ -60,7 +60,7 @@ def _gradient(operand: torch.Tensor, is_4d: bool) -> torch.Tensor:
 def _attention_backward_fake(
     grad_out, grad_lse, query, key, value, out, lse, attn_mask, dropout_p, is_causal, *, scale,
     enable_gqa, window_left, window_right, softcap, alibi_slopes, sinks, is_bottom_right,
-    rng_state, output_mask,
+    rng_state, block_classes=None, output_mask,
 ):
     is_4d = query.dim() == key.dim() == value.dim() == 4
     operands = ((query, is_4d), (key, is_4d), (value, is_4d), (attn_mask, False), (sinks, False))
@@ -68,6 +68,12 @@ def _attention_backward_fake(
         _gradient(*operand) if wanted else query.new_empty(0)
         for operand, wanted in zip(operands, output_mask, strict=True)
     )
+
+
+@torch.library.register_fake("flash_mps::mask_block_classes")
+def _mask_block_classes_fake(attn_mask):
+    blocks = [(size + 31) // 32 for size in attn_mask.shape[-2:]]
+    return attn_mask.new_empty((*attn_mask.shape[:-2], *blocks), dtype=torch.uint8)
 
 
 @torch.library.register_fake("flash_mps::attention_with_kvcache")

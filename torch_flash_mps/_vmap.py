@@ -51,11 +51,12 @@ class _Mapping:
 
 
 def _forward_rule(op: Callable) -> Callable:
-    def rule(info, in_dims, query, key, value, attn_mask=None, *options, **named):
-        dims = [*in_dims, None][:4]
+    def rule(info, in_dims, classes, query, key, value, attn_mask=None, *options, **named):
+        dims = [*in_dims[1:], None][:4]
         mapping = _Mapping(info.batch_size, list(zip((query, key, value), dims[:3], strict=True)))
         operands = zip((query, key, value, attn_mask), dims, strict=True)
-        results = op(*(mapping.fold(*operand) for operand in operands), *options, **named)
+        results = op(*(mapping.fold(*operand) for operand in operands), *options,
+                     block_classes=mapping.fold(classes, in_dims[0]), **named)
         if isinstance(results, Tensor):
             return mapping.unfold(results), 0
         return tuple(map(mapping.unfold, results)), (0,) * len(results)
@@ -65,9 +66,10 @@ def _forward_rule(op: Callable) -> Callable:
 
 def _backward_rule(op: Callable) -> Callable:
     def rule(
-        info, in_dims, grad_out, grad_lse, query, key, value, out, lse, attn_mask, *options,
-        output_mask, **named,
+        info, in_dims, classes, grad_out, grad_lse, query, key, value, out, lse, attn_mask,
+        *options, output_mask, **named,
     ):
+        classes_dim, *in_dims = in_dims
         if output_mask[4]:
             raise NotImplementedError(
                 "flash_mps::attention_backward: torch.vmap over the gradient of sinks is not "
@@ -80,7 +82,7 @@ def _backward_rule(op: Callable) -> Callable:
             mapping.fold(grad_out, in_dims[0]), mapping.fold(grad_lse, in_dims[1], trailing=1),
             *(mapping.fold(*operand) for operand in operands[:3]), mapping.fold(out, in_dims[5]),
             mapping.fold(lse, in_dims[6], trailing=1), mapping.fold(*operands[3]), *options,
-            output_mask=output_mask, **named,
+            output_mask=output_mask, block_classes=mapping.fold(classes, classes_dim), **named,
         )
         results = tuple(
             gradient.reshape(mapping.front(*operand).shape) if wanted else gradient
@@ -94,6 +96,10 @@ def _backward_rule(op: Callable) -> Callable:
 def _register(name: str, make_rule: Callable[[Callable], Callable]) -> None:
     op = getattr(torch.ops.flash_mps, name).default
     rule = make_rule(op)
+
+    def call(classes: Tensor | None, *args: Any, **named: Any) -> Any:
+        return op(*args, block_classes=classes, **named)
+
     dropout_at = [argument.name for argument in op._schema.arguments].index("dropout_p")
 
     def kernel(*args: Any, **named: Any) -> Any:
@@ -111,9 +117,15 @@ def _register(name: str, make_rule: Callable[[Callable], Callable]) -> None:
                 f"flash_mps::{name}: torch.vmap with dropout_p above 0 is not supported"
             )
         interpreter: Any = retrieve_current_functorch_interpreter()
-        return custom_function_call_vmap_helper(interpreter, rule, op, *args, **named)
+        classes = named.pop("block_classes", None)   # mapped arguments are positional
+        return custom_function_call_vmap_helper(interpreter, rule, call, classes, *args, **named)
 
     _library.impl(name, kernel, "FuncTorchBatched")
+
+
+@torch.library.register_vmap("flash_mps::mask_block_classes")
+def _mask_block_classes_rule(info, in_dims, attn_mask):
+    return torch.ops.flash_mps.mask_block_classes(attn_mask.movedim(in_dims[0], 0)), 0
 
 
 _register("attention", _forward_rule)

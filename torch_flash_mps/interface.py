@@ -125,7 +125,7 @@ def explain(
     """
     return extension().explain(
         q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right,
-        softcap, alibi_slopes, sinks, False, None, return_lse,
+        softcap, alibi_slopes, sinks, False, None, None, return_lse,
     )
 
 
