@@ -90,6 +90,7 @@ py::dict explain(FLASH_MPS_PARAMETERS, bool return_lse) {
   plan["reason"] = py::none();
   plan["classifies_mask"] = classifies_mask(*problem);
   plan["num_q_blocks"] = fwd.num_q_blocks;
+  plan["num_head_blocks"] = fwd.head_blocks;
   plan["num_dispatches"] = fwd.num_dispatches();
   return plan;
 }

@@ -128,12 +128,14 @@ void launch_delta(const Backward& bwd) {
 }
 
 // Launches a kernel whose threadgroups own blocks of one dimension, split over several dispatches where
-// the work is long. `set_first` stores the first block of a dispatch in its params.
+// the work is long. It makes S and dP once per head block, and `sums` products of them.
+// `set_first` stores the first block of a dispatch in its params.
 template <typename SetFirst>
 void launch_blocks(const Backward& bwd, const KernelKey& key, const std::vector<Binding>& bindings,
-                   int64_t num_blocks, uint32_t x_per_block, int64_t num_heads, double products,
-                   SetFirst set_first) {
+                   int64_t num_blocks, int64_t num_heads, double sums, SetFirst set_first) {
   const Pipeline* pipeline = require_pipeline(bwd.op, key);
+  const int num_head_blocks = head_blocks(key.op, key.head_dim, key.head_dim_v).count;
+  const double products = 2.0 * num_head_blocks + sums;
   const int64_t per_dispatch = blocks_per_dispatch(num_blocks, work(bwd.problem, products));
   std::vector<AttnBwdParams> params(ceil_div(num_blocks, per_dispatch), bwd.params);
   std::vector<Launch> launches;
@@ -141,8 +143,8 @@ void launch_blocks(const Backward& bwd, const KernelKey& key, const std::vector<
     AttnBwdParams& own = params[launches.size()];
     set_first(own, static_cast<int32_t>(first));
     const auto count = static_cast<uint32_t>(std::min(per_dispatch, num_blocks - first));
-    const Size3 grid = {count * x_per_block, static_cast<uint32_t>(num_heads),
-                        static_cast<uint32_t>(bwd.problem.batch)};
+    const Size3 grid = {count * static_cast<uint32_t>(num_head_blocks),
+                        static_cast<uint32_t>(num_heads), static_cast<uint32_t>(bwd.problem.batch)};
     const auto threads = static_cast<uint32_t>(key.tiling->num_simdgroups) * kSimdWidth;
     launches.push_back(make_launch(pipeline, bindings, own, grid, threads));
   }
@@ -153,8 +155,8 @@ void launch_dq(const Backward& bwd) {
   const KernelKey key = make_key(bwd, Op::FlashBwdDq);
   std::vector<Binding> bindings = operands(bwd);
   bindings.push_back(bind(bwd.dquery, kDQueryBuffer));
-  launch_blocks(bwd, key, bindings, num_query_blocks(bwd.problem, key.tiling->block_q), 1,
-                bwd.problem.num_heads_q, 3.0,
+  launch_blocks(bwd, key, bindings, num_query_blocks(bwd.problem, key.tiling->block_q),
+                bwd.problem.num_heads_q, /*sums=*/1.0,
                 [](AttnBwdParams& own, int32_t first) { own.fwd.first_q_block = first; });
 }
 
@@ -163,11 +165,8 @@ void launch_dkv(const Backward& bwd) {
   std::vector<Binding> bindings = operands(bwd);
   bindings.push_back(bind(bwd.dkey, kDKeyBuffer));
   bindings.push_back(bind(bwd.dvalue, kDValueBuffer));
-  const int64_t head_blocks =
-      ceil_div(std::max(key.head_dim, key.head_dim_v), FLASH_BWD_DKV_COLUMNS);
   launch_blocks(bwd, key, bindings, num_key_blocks(bwd.problem, key.tiling->block_k),
-                static_cast<uint32_t>(head_blocks), bwd.problem.num_heads_kv,
-                2.0 + 2.0 * static_cast<double>(head_blocks),
+                bwd.problem.num_heads_kv, /*sums=*/2.0,
                 [](AttnBwdParams& own, int32_t first) { own.first_k_block = first; });
 }
 

@@ -15,9 +15,9 @@ namespace flash_mps {
 
 namespace {
 
-double work(const AttnProblem& problem) {
+double work(const AttnProblem& problem, int head_blocks) {
   const auto pairs = static_cast<double>(visible_pairs(problem, 0, problem.seqlen_q));
-  return 2.0 * pairs * static_cast<double>(problem.head_dim + problem.head_dim_v) *
+  return 2.0 * pairs * static_cast<double>(problem.head_dim * head_blocks + problem.head_dim_v) *
          static_cast<double>(problem.batch * problem.num_heads_q);
 }
 
@@ -56,8 +56,8 @@ void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
         .params = &own,
         .params_bytes = sizeof(AttnParams),
         .params_slot = kParamsBuffer,
-        .grid = {static_cast<uint32_t>(count), static_cast<uint32_t>(problem.num_heads_q),
-                 static_cast<uint32_t>(problem.batch)},
+        .grid = {static_cast<uint32_t>(count * plan.head_blocks),
+                 static_cast<uint32_t>(problem.num_heads_q), static_cast<uint32_t>(problem.batch)},
         .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups) * kSimdWidth,
     });
   }
@@ -83,18 +83,22 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
       choose(Op::FlashFwd, family, element_bytes(problem.type), static_cast<int>(problem.head_dim),
              static_cast<int>(problem.head_dim_v));
   const int64_t num_q_blocks = num_query_blocks(problem, tiling->block_q);
+  const int head_dim = instance_head_dim(problem.head_dim);
+  const int head_dim_v = instance_head_dim(problem.head_dim_v);
+  const int num_head_blocks = head_blocks(Op::FlashFwd, head_dim, head_dim_v).count;
   return {
       .key = {.op = Op::FlashFwd,
               .type = problem.type,
-              .head_dim = instance_head_dim(problem.head_dim),
-              .head_dim_v = instance_head_dim(problem.head_dim_v),
+              .head_dim = head_dim,
+              .head_dim_v = head_dim_v,
               .mask_kind = problem.mask_kind,
               .constants = constant_bit(kHasLseConstant, has_lse) |
                            constant_bit(kHasSinksConstant, problem.sinks.defined()) |
                            score_constants(problem),
               .tiling = tiling},
       .num_q_blocks = num_q_blocks,
-      .q_blocks_per_dispatch = blocks_per_dispatch(num_q_blocks, work(problem)),
+      .q_blocks_per_dispatch = blocks_per_dispatch(num_q_blocks, work(problem, num_head_blocks)),
+      .head_blocks = num_head_blocks,
   };
 }
 

@@ -14,6 +14,7 @@ struct FlashFwdPlan {
   KernelKey key;
   int64_t num_q_blocks;
   int64_t q_blocks_per_dispatch;
+  int head_blocks;  // threadgroups that share the columns of out
 
   int64_t num_dispatches() const {
     return (num_q_blocks + q_blocks_per_dispatch - 1) / q_blocks_per_dispatch;

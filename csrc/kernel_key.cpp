@@ -92,8 +92,8 @@ KernelSource KernelKey::source() const {
   } else if (tiling != nullptr) {
     function << ", " << head_dim << ", " << head_dim_v << ", " << tiling->block_q << ", "
              << tiling->block_k << ", " << (tiling->path == OperandPath::Staged) << ", "
-             << (tiling->home == OperandHome::Registers);
-    if (op == Op::FlashBwdDkv) function << ", " << FLASH_BWD_DKV_COLUMNS;
+             << (tiling->home == OperandHome::Registers) << ", "
+             << head_blocks(op, head_dim, head_dim_v).columns;
   }
   function << ">";
   std::ostringstream msl;

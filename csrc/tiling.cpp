@@ -77,6 +77,18 @@ const Tiling* choose_decode(int element_bytes, int head_dim, int head_dim_v, int
   return chosen;
 }
 
+HeadBlocks head_blocks(Op op, int head_dim, int head_dim_v) {
+  const auto ceil_div = [](int count, int size) { return (count + size - 1) / size; };
+  if (op == Op::FlashBwdDkv) {
+    return {.count = ceil_div(std::max(head_dim, head_dim_v), FLASH_BWD_DKV_COLUMNS),
+            .columns = FLASH_BWD_DKV_COLUMNS};
+  }
+  constexpr int kFragment = 8;
+  const int width = op == Op::FlashFwd ? head_dim_v : head_dim;
+  const int count = ceil_div(width, FLASH_HEAD_COLUMNS);
+  return {.count = count, .columns = ceil_div(width, count * kFragment) * kFragment};
+}
+
 int max_head_dim(Op op) {
   int most = 0;
   for (const Tiling& tiling : kTilings) {

@@ -51,6 +51,16 @@ const Tiling* choose(Op op, GpuFamily family, int element_bytes, int head_dim, i
 // table.
 const Tiling* choose_decode(int element_bytes, int head_dim, int head_dim_v, int64_t num_rows);
 
+// How threadgroups share the columns of a result that one could not accumulate: of O in flash_fwd, dQ in
+// flash_bwd_dq, dK and dV in flash_bwd_dkv.
+struct HeadBlocks {
+  int count;
+  int columns;  // of each; the last may have fewer
+};
+
+// Both head dimensions as those of an instance, multiples of 8.
+HeadBlocks head_blocks(Op op, int head_dim, int head_dim_v);
+
 // The largest head_dim that the table holds for an op.
 int max_head_dim(Op op);
 

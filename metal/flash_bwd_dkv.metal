@@ -23,6 +23,7 @@
 
 #include "attn_params.h"
 #include "tile.h"
+#include "row_products.h"
 #include "online_softmax.h"
 #include "mask.h"
 #include "sequence.h"
@@ -154,18 +155,13 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     // Sᵀ = K Qᵀ
     Strip<float, BQ / kFragment> P;
     fill(P, 0.0f);
-    FLASH_MPS_UNROLL
-    for (int d = 0; d < D; d += kFragment) {
-      thread Fragment<T>& K_fragment = K.fragments[IN_REGISTERS ? d / kFragment : 0];
-      const int columns = params.head_dim - d;
-      if (!IN_REGISTERS) {
-        load_fragment(K_fragment, K_rows + d, params.k_stride_s, rows, columns, lane);
-      }
-      if (STAGED) {
-        multiply_transposed(P, K_fragment, Q_tile + d, kQPitch, BQ, kFragment, lane);
-      } else {
-        multiply_transposed(P, K_fragment, Q_rows + d, params.q_stride_s, queries, columns, lane);
-      }
+    if (STAGED) {
+      multiply_rows<D, IN_REGISTERS, true>(
+          P, K, K_rows, params.k_stride_s, rows, Q_tile, kQPitch, BQ, params.head_dim, lane);
+    } else {
+      multiply_rows<D, IN_REGISTERS, false>(
+          P, K, K_rows, params.k_stride_s, rows, Q_rows, params.q_stride_s, queries,
+          params.head_dim, lane);
     }
 
     // Sᵀ = score_fwd(Sᵀ); hide keys; Pᵀ = exp(Sᵀ - lse)
@@ -203,18 +199,13 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     // dPᵀ = V dOᵀ; dSᵀ = Pᵀ (dPᵀ - delta); dSᵀ = score_bwd(dSᵀ)
     Strip<float, BQ / kFragment> dS;
     fill(dS, 0.0f);
-    FLASH_MPS_UNROLL
-    for (int d = 0; d < DV; d += kFragment) {
-      thread Fragment<T>& V_fragment = V.fragments[IN_REGISTERS ? d / kFragment : 0];
-      const int columns = params.head_dim_v - d;
-      if (!IN_REGISTERS) {
-        load_fragment(V_fragment, V_rows + d, params.v_stride_s, rows, columns, lane);
-      }
-      if (STAGED) {
-        multiply_transposed(dS, V_fragment, dO_tile + d, kDOPitch, BQ, kFragment, lane);
-      } else {
-        multiply_transposed(dS, V_fragment, dO_rows + d, bwd.dout_stride_s, queries, columns, lane);
-      }
+    if (STAGED) {
+      multiply_rows<DV, IN_REGISTERS, true>(
+          dS, V, V_rows, params.v_stride_s, rows, dO_tile, kDOPitch, BQ, params.head_dim_v, lane);
+    } else {
+      multiply_rows<DV, IN_REGISTERS, false>(
+          dS, V, V_rows, params.v_stride_s, rows, dO_rows, bwd.dout_stride_s, queries,
+          params.head_dim_v, lane);
     }
     apply_dropout<true>(dS, params, dropout, q_start, first_row, at);
     softmax_bwd(dS, P, column_delta);

@@ -17,6 +17,7 @@
 
 #include "attn_params.h"
 #include "tile.h"
+#include "row_products.h"
 #include "online_softmax.h"
 #include "mask.h"
 #include "score_mod.h"
@@ -50,28 +51,19 @@ inline void add_mask_gradient(
   Strip<float, COUNT> dS;
   fill(P, 0.0f);
   fill(dS, 0.0f);
-  Fragment<T> A;
-  FLASH_MPS_UNROLL
-  for (int d = 0; d < D; d += kFragment) {
-    const int columns = params.head_dim - d;
-    load_fragment(A, Q_rows + d, params.q_stride_s, rows, columns, lane);
-    multiply_transposed(P, A, K_rows + d, params.k_stride_s, keys, columns, lane);
-  }
+  Strip<T, 1> A;
+  multiply_rows<D, false, false>(
+      P, A, Q_rows, params.q_stride_s, rows, K_rows, params.k_stride_s, keys, params.head_dim,
+      lane);
   score_fwd<T, false>(P, params, band, mod, first_row, k_start, at);
   apply_visibility<false>(P, params, band, mod.mask, first_row, k_start, at);
   probabilities(P, shift);
-  FLASH_MPS_UNROLL
-  for (int d = 0; d < DV; d += kFragment) {
-    const int columns = params.head_dim_v - d;
-    load_fragment(A, dO_rows + d, bwd.dout_stride_s, rows, columns, lane);
-    multiply_transposed(dS, A, V_rows + d, params.v_stride_s, keys, columns, lane);
-  }
+  multiply_rows<DV, false, false>(
+      dS, A, dO_rows, bwd.dout_stride_s, rows, V_rows, params.v_stride_s, keys, params.head_dim_v,
+      lane);
   apply_dropout<false>(dS, params, dropout, first_row, k_start, at);
   softmax_bwd(dS, P, delta);
-  FLASH_MPS_UNROLL
-  for (int j = 0; j < COUNT; ++j) {
-    elements(dM.fragments[j]) += elements(dS.fragments[j]);
-  }
+  add(dM, dS);
 }
 
 template <typename T, typename M, int D, int DV, int BK>

@@ -10,12 +10,16 @@
 //     dQ = dQ + dS K
 //   dQ = dQ · scale
 //
-// Grid: (query blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
+// A threadgroup accumulates COLUMNS columns of dQ, those of its head block: all, unless dQ would need
+// more registers than there are. S and dP are computed once per head block.
+//
+// Grid: (query blocks · head blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
 // Threadgroup memory: Staged BK · (D + DV + 2 pads of 16 bytes) · sizeof(T); Direct none.
 // Launched by csrc/flash_bwd.cpp.
 
 #include "attn_params.h"
 #include "tile.h"
+#include "row_products.h"
 #include "online_softmax.h"
 #include "mask.h"
 #include "sequence.h"
@@ -25,7 +29,7 @@
 
 namespace flash_mps {
 
-template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGISTERS>
+template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGISTERS, int COLUMNS>
 [[kernel]] void flash_bwd_dq(
     const device T* query [[buffer(kQueryBuffer)]],
     const device T* key [[buffer(kKeyBuffer)]],
@@ -46,6 +50,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
   constexpr int kKPitch = D + kWordElements;
   constexpr int kVPitch = DV + kWordElements;
   constexpr int kThreads = BQ / kFragment * kSimdWidth;
+  constexpr int kHeadBlocks = (D + COLUMNS - 1) / COLUMNS;
   static_assert(D % kFragment == 0 && DV % kFragment == 0, "round head_dim up to a multiple of 8");
   static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
   static_assert(BK <= 32, "block_k: the keys that a block shows are kept in 32 bits");
@@ -63,7 +68,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
   // Locate the tile.
   const LanePosition at = lane_position(lane);
   const OwnedBlock own = owned_block<kQueryBlock, BQ>(
-      params, FLASH_MPS_CU_SEQLENS, params.first_q_block + int(block.x), int(block.z));
+      params, FLASH_MPS_CU_SEQLENS, params.first_q_block + int(block.x) / kHeadBlocks,
+      int(block.z));
+  const int first_column = int(block.x) % kHeadBlocks * COLUMNS;
   const Sequence sequence = own.sequence;
   const Band band = sequence.band;
   const int batch_idx = sequence.batch_idx;
@@ -99,7 +106,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     load_strip(Q, Q_rows, params.q_stride_s, rows, params.head_dim, lane);
     load_strip(dO, dO_rows, bwd.dout_stride_s, rows, params.head_dim_v, lane);
   }
-  Strip<float, D / kFragment> dQ;
+  Strip<float, COLUMNS / kFragment> dQ;
   fill(dQ, 0.0f);
 
   const IndexRange block_keys = keys_seen_by_any(band, block_first, block_last);
@@ -130,18 +137,13 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     // S = Q Kᵀ
     Strip<float, BK / kFragment> S;
     fill(S, 0.0f);
-    FLASH_MPS_UNROLL
-    for (int d = 0; d < D; d += kFragment) {
-      thread Fragment<T>& Q_fragment = Q.fragments[IN_REGISTERS ? d / kFragment : 0];
-      const int columns = params.head_dim - d;
-      if (!IN_REGISTERS) {
-        load_fragment(Q_fragment, Q_rows + d, params.q_stride_s, rows, columns, lane);
-      }
-      if (STAGED) {
-        multiply_transposed(S, Q_fragment, K_tile + d, kKPitch, BK, kFragment, lane);
-      } else {
-        multiply_transposed(S, Q_fragment, K_rows + d, params.k_stride_s, keys, columns, lane);
-      }
+    if (STAGED) {
+      multiply_rows<D, IN_REGISTERS, true>(
+          S, Q, Q_rows, params.q_stride_s, rows, K_tile, kKPitch, BK, params.head_dim, lane);
+    } else {
+      multiply_rows<D, IN_REGISTERS, false>(
+          S, Q, Q_rows, params.q_stride_s, rows, K_rows, params.k_stride_s, keys, params.head_dim,
+          lane);
     }
 
     // S = score_fwd(S); hide keys; P = exp(S - lse)
@@ -159,18 +161,13 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
     // dP = dO Vᵀ; dS = P (dP - delta); dS = score_bwd(dS)
     Strip<float, BK / kFragment> dS;
     fill(dS, 0.0f);
-    FLASH_MPS_UNROLL
-    for (int d = 0; d < DV; d += kFragment) {
-      thread Fragment<T>& dO_fragment = dO.fragments[IN_REGISTERS ? d / kFragment : 0];
-      const int columns = params.head_dim_v - d;
-      if (!IN_REGISTERS) {
-        load_fragment(dO_fragment, dO_rows + d, bwd.dout_stride_s, rows, columns, lane);
-      }
-      if (STAGED) {
-        multiply_transposed(dS, dO_fragment, V_tile + d, kVPitch, BK, kFragment, lane);
-      } else {
-        multiply_transposed(dS, dO_fragment, V_rows + d, params.v_stride_s, keys, columns, lane);
-      }
+    if (STAGED) {
+      multiply_rows<DV, IN_REGISTERS, true>(
+          dS, dO, dO_rows, bwd.dout_stride_s, rows, V_tile, kVPitch, BK, params.head_dim_v, lane);
+    } else {
+      multiply_rows<DV, IN_REGISTERS, false>(
+          dS, dO, dO_rows, bwd.dout_stride_s, rows, V_rows, params.v_stride_s, keys,
+          params.head_dim_v, lane);
     }
     apply_dropout<false>(dS, params, dropout, first_row, k_start, at);
     softmax_bwd(dS, S, row_delta);
@@ -178,21 +175,27 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
     // dQ = dQ + dS K
     FLASH_MPS_UNROLL
-    for (int d = 0; d < D; d += kFragment) {
+    for (int d = 0; d < COLUMNS; d += kFragment) {
+      const int column = first_column + d;
       thread Fragment<float>& dQ_fragment = dQ.fragments[d / kFragment];
+      if (column >= D) {
+        continue;
+      }
       if (STAGED) {
-        multiply<T>(dQ_fragment, dS, K_tile + d, kKPitch, BK, kFragment, seen, lane);
+        multiply<T>(dQ_fragment, dS, K_tile + column, kKPitch, BK, kFragment, seen, lane);
       } else {
-        const int columns = params.head_dim - d;
-        multiply<T>(dQ_fragment, dS, K_rows + d, params.k_stride_s, keys, columns, seen, lane);
+        const int columns = params.head_dim - column;
+        multiply<T>(dQ_fragment, dS, K_rows + column, params.k_stride_s, keys, columns, seen, lane);
       }
     }
   }
 
   // dQ = dQ · scale
   device T* dQ_rows = dquery + batch_idx * bwd.dq_stride_b + head_idx * bwd.dq_stride_h +
-                      (sequence.first_query + first_row) * bwd.dq_stride_s;
-  store_strip(dQ, params.softmax_scale, dQ_rows, bwd.dq_stride_s, rows, params.head_dim, lane);
+                      (sequence.first_query + first_row) * bwd.dq_stride_s + first_column;
+  store_strip(
+      dQ, params.softmax_scale, dQ_rows, bwd.dq_stride_s, rows, params.head_dim - first_column,
+      lane);
 }
 
 }  // namespace flash_mps

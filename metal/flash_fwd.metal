@@ -13,12 +13,16 @@
 //
 // A sink is one more key of every row, without a value: exp(sink) joins l after the last block.
 //
-// Grid: (query blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
-// Threadgroup memory: Staged BK · (D + DV + 2 pads of 16 bytes) · sizeof(T); Direct none.
+// A threadgroup accumulates COLUMNS columns of O, those of its head block: all, unless O would need more
+// registers than there are. S is computed once per head block; the first one writes lse.
+//
+// Grid: (query blocks · head blocks, query heads, batch). Threadgroup: BQ / 8 simdgroups of 8 rows each.
+// Threadgroup memory: Staged BK · (D + COLUMNS + 2 pads of 16 bytes) · sizeof(T); Direct none.
 // Launched by csrc/flash_fwd.cpp.
 
 #include "attn_params.h"
 #include "tile.h"
+#include "row_products.h"
 #include "online_softmax.h"
 #include "mask.h"
 #include "sequence.h"
@@ -30,7 +34,7 @@ namespace flash_mps {
 constant bool has_lse [[function_constant(kHasLseConstant)]];
 constant bool has_sinks [[function_constant(kHasSinksConstant)]];
 
-template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGISTERS>
+template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGISTERS, int COLUMNS>
 [[kernel]] void flash_fwd(
     const device T* query [[buffer(kQueryBuffer)]],
     const device T* key [[buffer(kKeyBuffer)]],
@@ -47,8 +51,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr int kWordElements = kWideBytes / int(sizeof(T));
   constexpr int kKPitch = D + kWordElements;
-  constexpr int kVPitch = DV + kWordElements;
+  constexpr int kVPitch = COLUMNS + kWordElements;
   constexpr int kThreads = BQ / kFragment * kSimdWidth;
+  constexpr int kHeadBlocks = (DV + COLUMNS - 1) / COLUMNS;
   static_assert(D % kFragment == 0 && DV % kFragment == 0, "round head_dim up to a multiple of 8");
   static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
   static_assert(BK <= 32, "block_k: the keys that a block shows are kept in 32 bits");
@@ -67,7 +72,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   // Locate the tile.
   const LanePosition at = lane_position(lane);
   const OwnedBlock own = owned_block<kQueryBlock, BQ>(
-      params, FLASH_MPS_CU_SEQLENS, params.first_q_block + int(block.x), int(block.z));
+      params, FLASH_MPS_CU_SEQLENS, params.first_q_block + int(block.x) / kHeadBlocks,
+      int(block.z));
+  const int first_column = int(block.x) % kHeadBlocks * COLUMNS;
   const Sequence sequence = own.sequence;
   const Band band = sequence.band;
   const int batch_idx = sequence.batch_idx;
@@ -86,7 +93,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   const device T* K_head = key + batch_idx * params.k_stride_b + kv_head_idx * params.k_stride_h +
                            sequence.first_key * params.k_stride_s;
   const device T* V_head = value + batch_idx * params.v_stride_b + kv_head_idx * params.v_stride_h +
-                           sequence.first_key * params.v_stride_s;
+                           sequence.first_key * params.v_stride_s + first_column;
   ScoreMod mod = FLASH_MPS_SCORE_MOD(T, params, batch_idx, head_idx);
   const Dropout dropout = dropout_of(params, batch_idx, head_idx);
 
@@ -98,7 +105,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
   // m = -inf, l = 0, O = 0
   SoftmaxState state = softmax_init();
-  Strip<float, DV / kFragment> O;
+  Strip<float, COLUMNS / kFragment> O;
   fill(O, 0.0f);
 
   const IndexRange block_keys = keys_seen_by_any(band, block_first, block_last);
@@ -117,8 +124,9 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       stage_tile<T, BK, D, kKPitch, kThreads>(
           K_tile, K_rows, params.k_stride_s, keys, params.head_dim, params.k_is_wide, thread_idx);
-      stage_tile<T, BK, DV, kVPitch, kThreads>(
-          V_tile, V_rows, params.v_stride_s, keys, params.head_dim_v, params.v_is_wide, thread_idx);
+      stage_tile<T, BK, COLUMNS, kVPitch, kThreads>(
+          V_tile, V_rows, params.v_stride_s, keys, params.head_dim_v - first_column,
+          params.v_is_wide, thread_idx);
       // Every thread reads what others staged.
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
@@ -129,18 +137,13 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
     // S = Q Kᵀ
     Strip<float, BK / kFragment> S;
     fill(S, 0.0f);
-    FLASH_MPS_UNROLL
-    for (int d = 0; d < D; d += kFragment) {
-      thread Fragment<T>& Q_fragment = Q.fragments[Q_IN_REGISTERS ? d / kFragment : 0];
-      const int columns = params.head_dim - d;
-      if (!Q_IN_REGISTERS) {
-        load_fragment(Q_fragment, Q_rows + d, params.q_stride_s, rows, columns, lane);
-      }
-      if (STAGED) {
-        multiply_transposed(S, Q_fragment, K_tile + d, kKPitch, BK, kFragment, lane);
-      } else {
-        multiply_transposed(S, Q_fragment, K_rows + d, params.k_stride_s, keys, columns, lane);
-      }
+    if (STAGED) {
+      multiply_rows<D, Q_IN_REGISTERS, true>(
+          S, Q, Q_rows, params.q_stride_s, rows, K_tile, kKPitch, BK, params.head_dim, lane);
+    } else {
+      multiply_rows<D, Q_IN_REGISTERS, false>(
+          S, Q, Q_rows, params.q_stride_s, rows, K_rows, params.k_stride_s, keys, params.head_dim,
+          lane);
     }
 
     // S = score_fwd(S); hide keys
@@ -158,13 +161,16 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
     // O = O·exp(m - m') + P V
     FLASH_MPS_UNROLL
-    for (int d = 0; d < DV; d += kFragment) {
+    for (int d = 0; d < COLUMNS; d += kFragment) {
       thread Fragment<float>& O_fragment = O.fragments[d / kFragment];
+      if (first_column + d >= DV) {
+        continue;
+      }
       elements(O_fragment) *= rescale;
       if (STAGED) {
         multiply<T>(O_fragment, S, V_tile + d, kVPitch, BK, kFragment, seen, lane);
       } else {
-        const int columns = params.head_dim_v - d;
+        const int columns = params.head_dim_v - first_column - d;
         multiply<T>(O_fragment, S, V_rows + d, params.v_stride_s, keys, columns, seen, lane);
       }
     }
@@ -175,11 +181,11 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
   const float rescale =
       has_sinks && !sequence.is_slack ? softmax_add_sink(state, sinks[head_idx]) : 1.0f;
   device T* out_rows = out + batch_idx * params.out_stride_b + head_idx * params.out_stride_h +
-                       (sequence.first_query + first_row) * params.out_stride_s;
+                       (sequence.first_query + first_row) * params.out_stride_s + first_column;
   store_strip(
       O, rescale * softmax_normaliser(state), out_rows, params.out_stride_s, rows,
-      params.head_dim_v, lane);
-  if (has_lse && at.column == 0 && at.row < rows) {
+      params.head_dim_v - first_column, lane);
+  if (has_lse && first_column == 0 && at.column == 0 && at.row < rows) {
     lse[lse_row(params, sequence, head_idx, first_row + at.row)] = softmax_lse(state);
   }
 }

@@ -10,9 +10,11 @@
 //                 Registers: they are read once and kept
 //                 Device:    they are read again for every block, where registers would spill
 //
-// Apple7 and Apple8 have an 8 KB L1 cache, so tiles are staged; the block keeps both within about 17 KB, three or more threadgroups a core. From Apple9 on registers, threadgroup memory and cache
-// share one pool: small query blocks that read operands directly do better (Metal FlashAttention,
-// AttentionDescriptor tables).
+// Apple7 and Apple8 have an 8 KB L1 cache, so tiles are staged; the block keeps both within about 17 KB,
+// three or more threadgroups a core, up to a head_dim of 256. Rows of 576 float32 need more, in the
+// backward more than there is. From Apple9 on registers, threadgroup memory and cache share one pool:
+// small query blocks that read operands directly do better (Metal FlashAttention, AttentionDescriptor
+// tables).
 #pragma once
 
 // clang-format off
@@ -20,61 +22,79 @@
   X(Apple7, 2, 64, 32, 32, Staged, Registers)           \
   X(Apple7, 2, 128, 32, 16, Staged, Registers)          \
   X(Apple7, 2, 256, 32, 8, Staged, Registers)           \
+  X(Apple7, 2, 576, 32, 8, Staged, Device)              \
   X(Apple7, 4, 64, 32, 16, Staged, Registers)           \
   X(Apple7, 4, 128, 32, 8, Staged, Registers)           \
   X(Apple7, 4, 256, 32, 8, Staged, Registers)           \
+  X(Apple7, 4, 576, 32, 8, Staged, Device)              \
   X(Apple9, 2, 64, 16, 32, Direct, Registers)           \
   X(Apple9, 2, 128, 16, 32, Direct, Registers)          \
   X(Apple9, 2, 256, 16, 16, Direct, Device)             \
+  X(Apple9, 2, 576, 16, 16, Direct, Device)             \
   X(Apple9, 4, 64, 16, 32, Direct, Registers)           \
   X(Apple9, 4, 128, 16, 16, Direct, Registers)          \
   X(Apple9, 4, 256, 16, 16, Direct, Device)             \
+  X(Apple9, 4, 576, 16, 16, Direct, Device)             \
   X(Apple10, 2, 64, 32, 32, Direct, Registers)          \
   X(Apple10, 2, 128, 32, 32, Direct, Registers)         \
   X(Apple10, 2, 256, 32, 16, Direct, Device)            \
+  X(Apple10, 2, 576, 32, 16, Direct, Device)            \
   X(Apple10, 4, 64, 32, 32, Direct, Registers)          \
   X(Apple10, 4, 128, 32, 16, Direct, Registers)         \
-  X(Apple10, 4, 256, 32, 16, Direct, Device)
+  X(Apple10, 4, 256, 32, 16, Direct, Device)            \
+  X(Apple10, 4, 576, 32, 16, Direct, Device)
 
 #define FLASH_BWD_DQ_INSTANCES(X)                       \
   X(Apple7, 2, 64, 32, 32, Staged, Registers)           \
   X(Apple7, 2, 128, 32, 16, Staged, Registers)          \
   X(Apple7, 2, 256, 32, 16, Staged, Device)             \
+  X(Apple7, 2, 576, 32, 8, Staged, Device)              \
   X(Apple7, 4, 64, 32, 16, Staged, Registers)           \
   X(Apple7, 4, 128, 32, 16, Staged, Device)             \
   X(Apple7, 4, 256, 32, 8, Staged, Device)              \
+  X(Apple7, 4, 576, 32, 16, Direct, Device)             \
   X(Apple9, 2, 64, 16, 32, Direct, Registers)           \
   X(Apple9, 2, 128, 16, 16, Direct, Registers)          \
   X(Apple9, 2, 256, 16, 16, Direct, Device)             \
+  X(Apple9, 2, 576, 16, 16, Direct, Device)             \
   X(Apple9, 4, 64, 16, 16, Direct, Registers)           \
   X(Apple9, 4, 128, 16, 16, Direct, Device)             \
   X(Apple9, 4, 256, 16, 8, Direct, Device)              \
+  X(Apple9, 4, 576, 16, 8, Direct, Device)              \
   X(Apple10, 2, 64, 32, 32, Direct, Registers)          \
   X(Apple10, 2, 128, 32, 16, Direct, Registers)         \
   X(Apple10, 2, 256, 32, 16, Direct, Device)            \
+  X(Apple10, 2, 576, 32, 16, Direct, Device)            \
   X(Apple10, 4, 64, 32, 16, Direct, Registers)          \
   X(Apple10, 4, 128, 32, 16, Direct, Device)            \
-  X(Apple10, 4, 256, 32, 8, Direct, Device)
+  X(Apple10, 4, 256, 32, 8, Direct, Device)             \
+  X(Apple10, 4, 576, 32, 8, Direct, Device)
 
 #define FLASH_BWD_DKV_INSTANCES(X)                      \
   X(Apple7, 2, 64, 16, 32, Staged, Registers)           \
   X(Apple7, 2, 128, 16, 32, Staged, Registers)          \
   X(Apple7, 2, 256, 16, 32, Staged, Device)             \
+  X(Apple7, 2, 576, 8, 32, Staged, Device)              \
   X(Apple7, 4, 64, 16, 32, Staged, Registers)           \
   X(Apple7, 4, 128, 8, 32, Staged, Device)              \
   X(Apple7, 4, 256, 8, 32, Staged, Device)              \
+  X(Apple7, 4, 576, 16, 32, Direct, Device)             \
   X(Apple9, 2, 64, 16, 16, Direct, Registers)           \
   X(Apple9, 2, 128, 16, 16, Direct, Registers)          \
   X(Apple9, 2, 256, 16, 16, Direct, Device)             \
+  X(Apple9, 2, 576, 16, 16, Direct, Device)             \
   X(Apple9, 4, 64, 16, 16, Direct, Registers)           \
   X(Apple9, 4, 128, 16, 16, Direct, Device)             \
   X(Apple9, 4, 256, 8, 16, Direct, Device)              \
+  X(Apple9, 4, 576, 8, 16, Direct, Device)              \
   X(Apple10, 2, 64, 16, 32, Direct, Registers)          \
   X(Apple10, 2, 128, 16, 32, Direct, Registers)         \
   X(Apple10, 2, 256, 16, 32, Direct, Device)            \
+  X(Apple10, 2, 576, 16, 32, Direct, Device)            \
   X(Apple10, 4, 64, 16, 32, Direct, Registers)          \
   X(Apple10, 4, 128, 16, 32, Direct, Device)            \
-  X(Apple10, 4, 256, 8, 32, Direct, Device)
+  X(Apple10, 4, 256, 8, 32, Direct, Device)             \
+  X(Apple10, 4, 576, 8, 32, Direct, Device)
 
 // X(family, element_bytes, max_head_dim, rows, block_k, operand_path, num_simdgroups)
 //   element_bytes  of K and V; 1 is int8
@@ -127,6 +147,8 @@
 
 // One row for every family: a mask's gradient is read-bound, and each simdgroup works alone.
 #define FLASH_BWD_DMASK_BLOCK_K 16
-// Columns of dK and dV that one threadgroup of flash_bwd_dkv accumulates (its head block).
+// Columns that one threadgroup accumulates, its head block: of O in flash_fwd and dQ in flash_bwd_dq at
+// most, 72 registers a lane; of each of dK and dV in flash_bwd_dkv, 32 + 32.
+#define FLASH_HEAD_COLUMNS 288
 #define FLASH_BWD_DKV_COLUMNS 128
 // clang-format on

@@ -145,6 +145,15 @@ inline void fill(thread Strip<T, COUNT>& strip, T value) {
   }
 }
 
+// A += B
+template <int COUNT>
+inline void add(thread Strip<float, COUNT>& A, thread Strip<float, COUNT>& B) {
+  FLASH_MPS_UNROLL
+  for (int j = 0; j < COUNT; ++j) {
+    elements(A.fragments[j]) += elements(B.fragments[j]);
+  }
+}
+
 // Writes the first `rows` rows and `columns` columns, rounded to T.
 template <typename T>
 inline void store_fragment(

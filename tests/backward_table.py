@@ -19,11 +19,14 @@ FRAGMENT = 8
 FLOAT_REGISTERS = 2      # of one lane, for its two float32 elements of a fragment
 PAD_BYTES = 16           # at the end of a staged row
 LSE_AND_DELTA_BYTES = 8  # of a staged row
-DKV_COLUMNS = int(re.search(
-    r"#define FLASH_BWD_DKV_COLUMNS (\d+)", (ROOT / "metal" / "instances.h").read_text())[1])
+MOST_COLUMNS = {
+    kernel: int(re.search(rf"#define {name} (\d+)", (ROOT / "metal/instances.h").read_text())[1])
+    for kernel, name in (("flash_bwd_dq", "FLASH_HEAD_COLUMNS"),
+                         ("flash_bwd_dkv", "FLASH_BWD_DKV_COLUMNS"))
+}
 
 HEADER = ("kernel", "family", "bytes", "head_dim up to", "block_q × block_k", "path", "own tiles",
-          "registers a lane", "threadgroup memory", "products")
+          "registers a lane", "with softcap", "threadgroup memory", "products")
 
 
 def backward_rows() -> list[dict]:
@@ -35,7 +38,14 @@ def is_dkv(row: dict) -> bool:
 
 
 def head_blocks(row: dict) -> int:
-    return -(-row["max_head_dim"] // DKV_COLUMNS) if is_dkv(row) else 1
+    return -(-row["max_head_dim"] // MOST_COLUMNS[row["op"]])
+
+
+def columns(row: dict) -> int:
+    """Columns of dQ, or of each of dK and dV, that one threadgroup accumulates."""
+    if is_dkv(row):
+        return min(row["max_head_dim"], MOST_COLUMNS[row["op"]])
+    return -(-row["max_head_dim"] // head_blocks(row) // FRAGMENT) * FRAGMENT
 
 
 def products(row: dict) -> int:
@@ -50,10 +60,9 @@ def registers(row: dict) -> dict[str, int]:
     per_operand = operand * row["element_bytes"] // 2
     streamed = row["block_q" if is_dkv(row) else "block_k"] // FRAGMENT
     scores = {"S": streamed * FLOAT_REGISTERS, "dS": streamed * FLOAT_REGISTERS}
+    accumulator = columns(row) // FRAGMENT * FLOAT_REGISTERS
     if not is_dkv(row):
-        return {"Q": per_operand, "dO": per_operand, "dQ": wide * FLOAT_REGISTERS, **scores,
-                "lse, delta": 2}
-    accumulator = min(row["max_head_dim"], DKV_COLUMNS) // FRAGMENT * FLOAT_REGISTERS
+        return {"Q": per_operand, "dO": per_operand, "dQ": accumulator, **scores, "lse, delta": 2}
     return {"K": per_operand, "V": per_operand, "dK": accumulator, "dV": accumulator, **scores,
             "lse, delta": 2 * streamed * FLOAT_REGISTERS}
 
@@ -69,11 +78,12 @@ def threadgroup_bytes(row: dict) -> int:
 
 def line(row: dict) -> tuple[str, ...]:
     parts = registers(row)
+    with_softcap = sum(parts.values()) + parts["S"]   # one more strip, of its derivative
     return (
         row["op"], row["family"], str(row["element_bytes"]), str(row["max_head_dim"]),
         f"{row['block_q']} × {row['block_k']}", row["path"], row["home"],
         f"**{sum(parts.values())}** = {' + '.join(map(str, parts.values()))}",
-        f"{threadgroup_bytes(row):,}", str(products(row)),
+        str(with_softcap), f"{threadgroup_bytes(row):,}", str(products(row)),
     )
 
 

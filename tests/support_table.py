@@ -32,8 +32,10 @@ def _call(
     torch_flash_mps.attention(query, key, value, **options)
 
 
-def _backward(dtype: torch.dtype, mask: torch.Tensor | None = None, of_lse: bool = False) -> None:
-    query = _zeros(dtype, 1, 1, 3, 8).requires_grad_()
+def _backward(
+    dtype: torch.dtype, mask: torch.Tensor | None = None, of_lse: bool = False, head_dim: int = 8,
+) -> None:
+    query = _zeros(dtype, 1, 1, 3, head_dim).requires_grad_()
     out, lse = torch_flash_mps.attention(query, query, query, attn_mask=mask, return_lse=True)
     (lse if of_lse else out).sum().backward()
     assert query.grad is not None and (mask is None or mask.grad is not None)
@@ -65,16 +67,10 @@ def _transposed(dtype: torch.dtype) -> None:
 FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     "forward, seqlen_q ≠ seqlen_k": lambda t: _call(t),
     "one query (decode)": lambda t: _call(t, seqlens=(1, 5)),
-    "`head_dim` 1 … 256": lambda t: [
-        _call(t, head_dim=d, head_dim_v=d, seqlens=(s, 20)) for d in (1, 256) for s in (3, 17)
+    "`head_dim` 1 … 576": lambda t: [
+        _call(t, head_dim=d, head_dim_v=d, seqlens=(s, 20)) for d in (1, 576) for s in (3, 17)
     ],
     "`head_dim_v` ≠ `head_dim`": lambda t: _call(t, head_dim_v=16),
-    "`head_dim` 257 … 576, up to 16 queries": lambda t: [
-        _call(t, head_dim=d, head_dim_v=d) for d in (257, 576)
-    ],
-    "`head_dim` 257 … 576, more queries": lambda t: _call(
-        t, head_dim=257, head_dim_v=257, seqlens=(17, 20)
-    ),
     "any strides and offsets": _transposed,
     "ranks 2, 3, 5": lambda t: [_call(t, leading=lead) for lead in ((), (2, 2))],
     "`is_causal` (top-left)": lambda t: _call(t, is_causal=True),
@@ -88,7 +84,7 @@ FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     "log-sum-exp (`return_lse`)": lambda t: _call(t, return_lse=True),
     "KV cache: lengths, pages": lambda t: _cached(t),
     "KV cache of int8 with scales": lambda t: _cached(t, torch.int8),
-    "gradients of query, key, value": lambda t: _backward(t),
+    "gradients of query, key, value": lambda t: [_backward(t, head_dim=d) for d in (8, 576)],
     "gradient of a float `attn_mask`": lambda t: _backward(t, _zeros(t, 3, 3).requires_grad_()),
     "gradients through the log-sum-exp": lambda t: _backward(t, of_lse=True),
     "`window_left`, `window_right`": lambda t: _call(t, window_left=1, window_right=1),

@@ -93,9 +93,9 @@ CALLS = {
         "attention(*[t(1, 1, 2, 8, device='cpu', dtype=torch.complex64)] * 3)", "RuntimeError",
         ["attention: expected query of dtype Float, Half or BFloat16", "ComplexFloat"]),
     "KF-11-head-dim-beyond-the-table": (
-        "attention(t(1, 4, 17, 576), t(1, 1, 7, 576), t(1, 1, 7, 512), enable_gqa=True)",
+        "attention(t(1, 4, 17, 577), t(1, 1, 7, 577), t(1, 1, 7, 512), enable_gqa=True)",
         "RuntimeError",
-        ["attention: expected head_dim and head_dim_v of at most 256", "576 and 512"]),
+        ["attention: expected head_dim and head_dim_v of at most 576", "577 and 512"]),
     "KF-11-head-dim-beyond-the-decode-table": (
         "attention(t(1, 4, 1, 8), t(1, 1, 7, 8), t(1, 1, 7, 577), enable_gqa=True)",
         "RuntimeError",

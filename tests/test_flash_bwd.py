@@ -21,7 +21,7 @@ if sys.platform == "linux":
     import torch_flash_mps.simulator as simulator
 import torch_flash_mps
 torch.manual_seed(0)
-operands = [torch.randn(2, 3, 150, 24) for _ in range(3)]
+operands = [torch.randn(2, 3, 150, int(sys.argv[2])) for _ in range(3)]
 leaves = [operand.to("mps").requires_grad_() for operand in operands]
 out = torch_flash_mps.attention(*leaves, is_causal=True)
 if sys.platform == "linux":
@@ -106,10 +106,11 @@ def test_BW_11_repeated_calls_with_freed_gradients_agree(device):
         assert all(torch.equal(repeated[name], first[name]) for name in first)
 
 
-def test_HD_13_split_work_gives_the_same_gradients(tmp_path):
+@pytest.mark.parametrize(("head_dim", "flop"), [(24, "5e6"), (296, "1e8")])
+def test_HD_13_split_work_gives_the_same_gradients(tmp_path, head_dim, flop):
     result = tmp_path / "result.pt"
-    limit = {"TORCH_FLASH_MPS_MAX_DISPATCH_FLOP": "5e6"}
-    subprocess.run([sys.executable, "-c", SPLIT, str(result)], check=True,
+    limit = {"TORCH_FLASH_MPS_MAX_DISPATCH_FLOP": flop}
+    subprocess.run([sys.executable, "-c", SPLIT, str(result), str(head_dim)], check=True,
                    env={**os.environ, **limit})
     operands, got, names = torch.load(result)
     if names is not None:

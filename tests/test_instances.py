@@ -96,6 +96,6 @@ def test_the_table_covers_every_head_dim():
                 for tiling in TILINGS
                 if (tiling["family"], tiling["element_bytes"]) == (family, element_bytes)
             ]
-            assert widths == sorted(widths) and widths[-1] == 256
+            assert widths == sorted(widths) and widths[-1] == 576
     assert {tiling["path"] for tiling in TILINGS} == {"staged", "direct"}
     assert {tiling["home"] for tiling in TILINGS} == {"registers", "device"}

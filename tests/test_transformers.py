@@ -155,7 +155,7 @@ def test_IN_04_an_unknown_argument_is_never_ignored(device, name, given):
         _attention(_Layer(True), 3, 3, device, **{name: given})
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(24, 16), (256, 256)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(24, 16), (256, 256), (512, 512)])
 def test_IN_06_head_dims_of_other_models(device, head_dim, head_dim_v):
     q, k, v = (torch.randn(2, 4, 5, d) for d in (head_dim, head_dim, head_dim_v))
     out, _ = integration.attention(_Layer(True), *(x.to(device) for x in (q, k, v)), None)

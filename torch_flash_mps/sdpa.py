@@ -2,7 +2,7 @@
 
 The switch is in PyTorch's dispatcher, so callers in C++, `nn.MultiheadAttention`, autograd and
 functions that were imported earlier follow. It holds for the whole process. Inputs that the op does
-not take (head_dim above 256, ...) and other devices go to PyTorch's own attention, as
+not take (head_dim above 576, ...) and other devices go to PyTorch's own attention, as
 before.
 
 Jagged nested tensors go to `torch.ops.flash_mps.attention_varlen` (see `nested`).
