@@ -70,6 +70,7 @@ bench: build .venv/.models
 	@$(PY) benchmarks/counters.py --op bwd
 	@$(PY) benchmarks/counters.py --op decode
 	@$(PY) benchmarks/counters.py --op score
+	@$(PY) benchmarks/counters.py --op varlen
 	@echo "==> Timing"
 	@$(PY) benchmarks/bench_attention.py --check
 

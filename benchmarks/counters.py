@@ -22,6 +22,7 @@ from benchmarks import (  # noqa: E402
     counters_decode,
     counters_fwd,
     counters_score,
+    counters_varlen,
     unfused,
 )
 from benchmarks.counting import SHAPES, table  # noqa: E402
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Callable[[], dict[str, Section]]] = {
     "bwd": lambda: {"counters bwd": work_section(counters_bwd), "unfused": unfused.section()},
     "decode": counters_decode.sections,
     "score": counters_score.sections,
+    "varlen": counters_varlen.sections,
 }
 
 
