@@ -8,13 +8,13 @@ package. Needs transformers 5.4 or later, whose mask functions receive lengths a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .transformers_models import refuse_unreachable
+from .transformers_packed import boundaries, find_packing, meaning
 
 NAME = "metal_fused"
 
@@ -31,7 +31,8 @@ _IRRELEVANT = {
     "use_cache",
 }
 
-# Boundaries of packed sequences. A mask already holds them; without one they would be lost.
+# Boundaries of packed sequences, which `find_packing` reads; a mask already holds them. Without
+# either they would be lost.
 _PACKED = {"cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q", "seq_idx"}
 
 _OF_LAYER = -1   # a sliding_window that the model did not pass
@@ -110,12 +111,16 @@ def attention(
             kernel dequantises in its registers; without dropout and gradients then.
         attention_mask: bool (True = visible) or float, broadcastable to
             `[batch, num_heads_q, seqlen_q, seqlen_k]`. It says everything, the window too. None in
-            a causal layer: the queries are all the keys, or the newest of them.
+            a causal layer: the queries are all the keys, or the newest of them. Int32
+            `[num_sequences + 1]`: where packed sequences begin and end, as `attention_mask` makes
+            it.
         scaling: factor on the scores; None = 1 / sqrt(head_dim).
         softcap: scores become `softcap * tanh(scores / softcap)`; None = off.
         s_aux: `[num_heads_q]`, the sink of each head; differentiable.
         sliding_window: how many keys a query of a causal layer sees, itself included; None = all.
             Where a model does not pass it, what the layer and its config say of it counts.
+        kwargs: with `cu_seq_lens_q` and `cu_seq_lens_k`, and without a mask, the rows of the batch
+            are packed sequences with these boundaries.
         position_bias: is added to the scores after `scaling`, shaped as `attention_mask`, in
             query's dtype or float32; differentiable.
 
@@ -125,22 +130,29 @@ def attention(
     Raises:
         ValueError: for an argument that would change the result and is not supported.
     """
-    _refuse_unsupported(kwargs, has_mask=attention_mask is not None)
+    packing = find_packing(attention_mask, kwargs)
+    _refuse_unsupported(kwargs, knows_packing=packing is not None or attention_mask is not None)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     is_band = False   # whether queries see the keys up to their own only, without a mask
-    if attention_mask is None:
+    if attention_mask is None or packing is not None:
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
         seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
         window = _window_of(module, seqlen_k) if sliding_window == _OF_LAYER else sliding_window
-        _refuse_maskless(seqlen_q, seqlen_k, window, is_causal=is_causal)
+        # Packed, the last query of a sequence stands at its last key.
+        num_new = seqlen_q if packing is None else seqlen_k
+        _refuse_maskless(num_new, seqlen_k, window, is_causal=is_causal)
         # One query is the newest token and sees the keys up to the last.
-        is_band = is_causal and seqlen_q > 1
+        is_band = is_causal and (seqlen_q > 1 or packing is not None)
         if window is not None and seqlen_k > window:
             options["window_left"] = window - 1
+    if packing is not None:
+        _refuse_unsupported({"position_bias": position_bias}, knows_packing=True)
+        return packing.attend(query, key, value, is_causal=is_band, dropout_p=dropout,
+                              **options), None
     attn_mask = _joined(attention_mask, position_bias)
     if isinstance(key, Int8States) and isinstance(value, Int8States):
-        _refuse_unsupported({"dropout": dropout or None}, has_mask=True)
+        _refuse_unsupported({"dropout": dropout or None}, knows_packing=True)
         out, _ = torch.ops.flash_mps.attention_with_kvcache(
             query, key.data, value.data, attn_mask, is_band,
             k_scale=key.scale, v_scale=value.scale, **options,
@@ -173,7 +185,9 @@ def attention_mask(
 
     None where `attention` needs no mask: a causal layer, with or without a sliding window, whose
     queries are all the keys, or the newest one, and an encoder without padding. A mask that is the
-    same for every sequence or every query is expanded by stride, not in memory.
+    same for every sequence or every query is expanded by stride, not in memory. For packed
+    sequences (position ids that restart) no mask, but their boundaries: int32
+    `[num_sequences + 1]`.
 
     Args:
         q_length, kv_length: how many queries and keys there are.
@@ -184,6 +198,9 @@ def attention_mask(
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+    packed = boundaries(mask_function, local_size)
+    if packed is not None:
+        return packed
     allow_is_causal_skip = allow_is_causal_skip and q_length in (1, kv_length)
     if allow_is_causal_skip and _is_causal_window(mask_function, local_size):
         local_size = None   # sdpa_mask leaves a mask out where nothing is local
@@ -203,17 +220,7 @@ def _is_causal_window(mask_function: Callable | None, window: int | None) -> boo
 
     if window is None or torch.compiler.is_compiling():
         return False
-    return _meaning(mask_function) == _meaning(sliding_window_causal_mask_function(window))
-
-
-def _meaning(what: Any) -> Any:
-    """Equal for functions of the same code over the same numbers and functions."""
-    if isinstance(what, FunctionType):
-        cells = what.__closure__ or ()
-        return what.__code__, tuple(_meaning(cell.cell_contents) for cell in cells)
-    if isinstance(what, tuple):
-        return tuple(map(_meaning, what))
-    return what if isinstance(what, int) else id(what)
+    return meaning(mask_function) == meaning(sliding_window_causal_mask_function(window))
 
 
 def _window_of(layer: nn.Module, seqlen_k: int) -> int | None:
@@ -254,12 +261,12 @@ def _refuse_maskless(
         )
 
 
-def _refuse_unsupported(kwargs: dict[str, Any], *, has_mask: bool) -> None:
+def _refuse_unsupported(kwargs: dict[str, Any], *, knows_packing: bool) -> None:
     """Raises for the first keyword that carries something and that nothing here would heed."""
     for name, given in kwargs.items():
         if given is None or given is False or name in _IRRELEVANT:
             continue
-        if name in _PACKED and has_mask:
+        if name in _PACKED and knows_packing:
             continue
         raise ValueError(
             f"{NAME}: {name} is not supported; expected None, got {_short(given)}. "
