@@ -64,6 +64,25 @@ def _transposed(dtype: torch.dtype) -> None:
     torch_flash_mps.attention(x, x, x)
 
 
+def _packed(dtype: torch.dtype, **options) -> None:
+    query, key = _zeros(dtype, 9, 4, 8).requires_grad_(), _zeros(dtype, 12, 2, 8).requires_grad_()
+    out, lse = torch_flash_mps.attention_varlen(
+        query, key, key, torch.tensor([0, 2, 2, 7]).to("mps"), torch.tensor([0, 5, 6, 12]), 5, 6,
+        return_lse=True, **options)
+    (out.sum() + lse[:, :7].sum()).backward()
+    assert query.grad is not None and key.grad is not None
+
+
+def _jagged(dtype: torch.dtype) -> None:
+    rows = _zeros(dtype, 9, 2, 8).requires_grad_()
+    offsets = torch.tensor([0, 2, 9]).to("mps")
+    x = torch.nested.nested_tensor_from_jagged(rows, offsets).transpose(1, 2)
+    with torch_flash_mps.sdpa_enabled():
+        out = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    out.transpose(1, 2).values().sum().backward()
+    assert rows.grad is not None
+
+
 FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     "forward, seqlen_q ≠ seqlen_k": lambda t: _call(t),
     "one query (decode)": lambda t: _call(t, seqlens=(1, 5)),
@@ -95,6 +114,12 @@ FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     "KV cache with all of these": lambda t: _cached(
         t, window_left=9, softcap=30.0, alibi_slopes=_zeros(torch.float32, 4), sinks=_zeros(t, 4)
     ),
+    "packed sequences (`attention_varlen`), with gradients": lambda t: _packed(t),
+    "packed sequences with windows, bottom-right, and all of these": lambda t: _packed(
+        t, is_causal=True, is_bottom_right=True, window_left=2, softcap=30.0, dropout_p=0.1,
+        alibi_slopes=_zeros(torch.float32, 3, 4), sinks=_zeros(t, 4)
+    ),
+    "jagged nested tensors through `enable_sdpa()`": lambda t: _jagged(t),
     "`dropout_p` > 0": lambda t: _call(t, dropout_p=0.1),
 }
 
