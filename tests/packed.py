@@ -1,13 +1,14 @@
-"""Packed sequences for tests: inputs, and the oracle that takes one sequence after the other."""
+"""Packed sequences for tests: inputs, and what each sequence alone gives, by oracle or by op."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from cases import DTYPE_NAMES, Case, poisoned, score_options
-from checks import attention_and_lse_lowp, check, check_exact
+from checks import attention_and_lse_lowp, check, check_exact, check_same_bits
 from gradients import sinks_slack
 from torch import Tensor
 
@@ -74,8 +75,8 @@ def make_packed(packed: Packed, device: torch.device | str) -> Inputs:
     )
 
 
-def one_by_one(function, packed: Packed, inputs: Inputs, leaves: dict):
-    """Out and lse of each sequence alone, by attention_ref or its low-precision twin."""
+def one_by_one(function: Callable, packed: Packed, inputs: Inputs, leaves: dict):
+    """Out and lse of each sequence alone, by a function with the arguments of attention_ref."""
     query, key, value, sinks = (leaves.get(x) for x in ("query", "key", "value", "sinks"))
     options = {name: x for name, x in inputs.options.items()
                if name not in ("is_bottom_right", "alibi_slopes")}
@@ -124,3 +125,30 @@ def check_packed(packed: Packed, device: torch.device | str) -> None:
     for operand, *gradients in zip(leaves, got, ref_grads, lowp_grads, strict=True):
         slack = sinks_slack(grads[0][None, :total]) if operand == "sinks" else 0.0
         check(*gradients, dtype=dtype, case_id=f"{name} {operand}", slack=slack)
+
+
+def check_as_alone(packed: Packed, device: torch.device | str) -> None:
+    """Every bit of out, lse and gradients is that of `attention` on each sequence alone."""
+    inputs, total, case = make_packed(packed, device), sum(packed.seqlens_q), packed.case
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(total, case.num_heads_q, case.value_dim, generator=generator),
+             torch.randn(case.num_heads_q, total, generator=generator)]
+    grads = [grads[0].to(case.dtype).to(device), grads[1].to(device)]
+
+    def alone(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, **options):
+        return torch.ops.flash_mps.attention_with_lse(
+            q, k, v, enable_gqa=True, is_bottom_right=packed.is_bottom_right, **options)
+
+    def run(attend: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.operands.items()}
+        out, lse = attend(**leaves)
+        results = [out[:total], lse[:, :total]]
+        return [*results, *torch.autograd.grad(results, list(leaves.values()), grads)]
+
+    together = run(inputs.attend)
+    expected = run(lambda **leaves: one_by_one(alone, packed, inputs, leaves))
+    for name, got, one in zip(("out", "lse", *inputs.operands), together, expected, strict=True):
+        if name == "sinks":   # summed in another order
+            check_exact(got, one, 1e-3 * max(1.0, one.abs().max().item()), packed.id)
+        else:
+            check_same_bits(got, one, f"{packed.id}, {name}")

@@ -11,6 +11,8 @@ i + seqlen_k - seqlen_q + right, -1 is unlimited; with `causal` no key after its
 ``softcap``: scores become softcap · tanh(scores / softcap), 0 is off. ``alibi_slopes``: float32 or
 q's dtype, ``[num_heads_q]`` or ``[batch, num_heads_q]``; adds -slope · abs(i + seqlen_k - seqlen_q
 - j). ``dropout_p``: as in `torch_flash_mps.attention`.
+
+The varlen functions take packed sequences (`varlen`), to which `bert_padding` leads.
 """
 
 from __future__ import annotations
