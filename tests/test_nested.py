@@ -115,3 +115,28 @@ def test_errors_say_what_does_not_fit(device):
             F.scaled_dot_product_attention(q, k, k)
         with pytest.raises(RuntimeError, match="value with the sequence lengths of key"):
             F.scaled_dot_product_attention(k, k, v)
+
+
+def test_PY_09_under_torch_compile(device):
+    offsets = torch.tensor(OFFSETS).to(device)
+    rows, _ = jagged(device, 2, offsets)
+
+    def loss(rows):
+        x = torch.nested.nested_tensor_from_jagged(rows, offsets).transpose(1, 2)
+        out = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return out.transpose(1, 2).values().square().sum()
+
+    torch._dynamo.reset()
+    with torch_flash_mps.sdpa_enabled():
+        losses = [loss(rows), torch.compile(loss, backend="aot_eager")(rows)]
+    gradients = [torch.autograd.grad(one, rows)[0] for one in losses]
+    check_exact(losses[1], losses[0])
+    check_exact(gradients[1], gradients[0])
+
+
+def test_PY_08_autocast(device):
+    _, x = jagged(device, 2, torch.tensor(OFFSETS).to(device))
+    with torch_flash_mps.sdpa_enabled(), torch.autocast("mps", torch.bfloat16):
+        out = F.scaled_dot_product_attention(x, x, x)
+    assert out.dtype == torch.bfloat16
+    assert (out + x).shape == x.shape   # lengths are known to be the same

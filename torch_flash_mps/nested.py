@@ -51,6 +51,8 @@ def _attention(
     if previous is not None and not (attn_mask is None and all(map(_is_taken, operands))):
         return previous(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p,
                         is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    from torch.nested._internal import nested_tensor
+
     _check(query, key, value, enable_gqa)
     # A size of a jagged dimension stands for its offsets, so nothing here waits for the device.
     rows = [tensor.transpose(1, 2).values() for tensor in operands]
@@ -58,8 +60,9 @@ def _attention(
     out = torch.ops.flash_mps.attention_varlen(
         *rows, query.offsets(), key.offsets(), *most, dropout_p, is_causal, scale=scale
     )
-    return torch.nested.nested_tensor_from_jagged(
-        out, query.offsets(), min_seqlen=query._maybe_min_seqlen,
+    # As torch.nested.nested_tensor_from_jagged, which torch.compile does not trace.
+    return nested_tensor.nested_view_from_values_offsets_lengths(
+        out, query.offsets(), None, min_seqlen=query._maybe_min_seqlen,
         max_seqlen=query._maybe_max_seqlen,
     ).transpose(1, 2)
 
