@@ -71,6 +71,7 @@ bench: build .venv/.models
 	@$(PY) benchmarks/counters.py --op decode
 	@$(PY) benchmarks/counters.py --op score
 	@$(PY) benchmarks/counters.py --op varlen
+	@$(PY) benchmarks/counters.py --op mask
 	@echo "==> Timing"
 	@$(PY) benchmarks/bench_attention.py --check
 

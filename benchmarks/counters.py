@@ -1,5 +1,5 @@
 """Counts the work of our kernels on the simulated device: forward, backward or decode, or what
-windows and score modifiers change in all of them.
+windows, score modifiers and masks change in all of them.
 
 A count is the same on every machine. All kernels run in checked mode in this one process, on the
 same inputs, and no count of a wrong result is printed. The exit status says whether ours keep the
@@ -21,6 +21,7 @@ from benchmarks import (  # noqa: E402
     counters_bwd,
     counters_decode,
     counters_fwd,
+    counters_mask,
     counters_score,
     counters_varlen,
     unfused,
@@ -49,6 +50,7 @@ SECTIONS: dict[str, Callable[[], dict[str, Section]]] = {
     "decode": counters_decode.sections,
     "score": counters_score.sections,
     "varlen": counters_varlen.sections,
+    "mask": counters_mask.sections,
 }
 
 

@@ -118,7 +118,7 @@ OptionalTensor classes_of_call(const at::Tensor& query, const at::Tensor& key,
   const double rows = static_cast<double>(query.numel()) /
                       static_cast<double>(std::max<int64_t>(query.size(-1), 1));
   if (!classifies_mask(*attn_mask, rows * static_cast<double>(key.size(-2)),
-                       query.size(-1) + value.size(-1), /*has_backward=*/true)) {
+                       query.size(-1) + value.size(-1))) {
     return {};
   }
   static const auto op = find_op<at::Tensor(const at::Tensor&)>("flash_mps::mask_block_classes");

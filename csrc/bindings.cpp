@@ -61,7 +61,7 @@ py::dict explain_decode(const AttnProblem& problem, GpuFamily family, bool retur
   py::dict plan = describe(*decode.key.tiling);
   plan["kernel"] = decode.key.name();
   plan["reason"] = py::none();
-  plan["classifies_mask"] = classifies_mask(problem);
+  plan["classifies_mask"] = classifies_mask(problem, /*is_decode=*/true);
   plan["num_rows"] = decode.num_rows;
   plan["row_tiles"] = decode.row_tiles;
   plan["num_row_blocks"] = decode.num_row_blocks;
@@ -88,7 +88,7 @@ py::dict explain(FLASH_MPS_PARAMETERS, bool return_lse) {
   py::dict plan = describe(*fwd.key.tiling);
   plan["kernel"] = fwd.key.name();
   plan["reason"] = py::none();
-  plan["classifies_mask"] = classifies_mask(*problem);
+  plan["classifies_mask"] = classifies_mask(*problem, /*is_decode=*/false);
   plan["num_q_blocks"] = fwd.num_q_blocks;
   plan["num_head_blocks"] = fwd.head_blocks;
   plan["num_dispatches"] = fwd.num_dispatches();
@@ -130,8 +130,8 @@ PYBIND11_MODULE(_C, m) {
         [](int64_t batch, int64_t num_heads_kv, int64_t seqlen_k, int apple_family, int gpu_cores) {
           return num_splits(batch, num_heads_kv, seqlen_k, tuned_family(apple_family), gpu_cores);
         });
-  m.def("mask_pass_pays", [](double mask_bytes, double products) {
-    return mask_pass_pays({.mask_bytes = mask_bytes, .products = products});
+  m.def("mask_pass_pays", [](double mask_bytes, double key_bytes, double products) {
+    return mask_pass_pays({.mask_bytes = mask_bytes, .key_bytes = key_bytes, .products = products});
   });
   m.def("tilings", [] {
     py::list rows;

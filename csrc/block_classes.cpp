@@ -34,6 +34,15 @@ std::vector<int64_t> class_sizes(const at::Tensor& mask) {
   return sizes;
 }
 
+// Bytes of all elements, each once.
+double bytes_of(const at::Tensor& mask) {
+  auto bytes = static_cast<double>(mask.element_size());
+  for (int64_t dim = 0; dim < mask.dim(); ++dim) {
+    if (mask.stride(dim) != 0) bytes *= static_cast<double>(mask.size(dim));
+  }
+  return bytes;
+}
+
 // `mask` and `classes` are 4-D.
 void launch(const at::Tensor& mask, const at::Tensor& classes) {
   const bool is_bool = mask.scalar_type() == at::kBool;
@@ -112,28 +121,27 @@ at::Tensor without_repeats(const at::Tensor& mask) {
   return result;
 }
 
-bool classifies_mask(const at::Tensor& mask, double pairs, int64_t head_dims, bool has_backward) {
-  double elements = 1.0;
-  for (int64_t dim = 0; dim < mask.dim(); ++dim) {
-    if (mask.stride(dim) != 0) elements *= static_cast<double>(mask.size(dim));
-  }
+bool classifies_mask(const at::Tensor& mask, double pairs, int64_t head_dims) {
   const double forward = 2.0 * pairs * static_cast<double>(head_dims);
-  return mask_pass_pays({
-      .mask_bytes = elements * static_cast<double>(mask.element_size()),
-      .products = has_backward ? forward * (1.0 + kBackwardShare) : forward,
-  });
+  return mask_pass_pays(
+      {.mask_bytes = bytes_of(mask), .products = forward * (1.0 + kBackwardShare)});
 }
 
-bool classifies_mask(const AttnProblem& problem) {
+bool classifies_mask(const AttnProblem& problem, bool is_decode) {
   if (!problem.mask.defined() || problem.block_classes.defined()) return false;
   const auto pairs = static_cast<double>(visible_pairs(problem, 0, problem.seqlen_q)) *
                      static_cast<double>(problem.batch * problem.num_heads_q);
-  return classifies_mask(problem.mask, pairs, problem.head_dim + problem.head_dim_v,
-                         problem.wants_gradient);
+  const int64_t head_dims = problem.head_dim + problem.head_dim_v;
+  if (problem.wants_gradient) return classifies_mask(problem.mask, pairs, head_dims);
+  return mask_pass_pays({
+      .mask_bytes = bytes_of(problem.mask),
+      .key_bytes = is_decode ? unconditional_key_bytes(problem) : 0.0,
+      .products = 2.0 * pairs * static_cast<double>(head_dims),
+  });
 }
 
-AttnProblem with_block_classes(AttnProblem problem) {
-  if (classifies_mask(problem)) {
+AttnProblem with_block_classes(AttnProblem problem, bool is_decode) {
+  if (classifies_mask(problem, is_decode)) {
     problem.block_classes = mask_block_classes_mps(without_repeats(problem.mask));
   }
   return problem;

@@ -13,11 +13,13 @@ at::Tensor mask_block_classes_cpu(const at::Tensor& attn_mask);
 // The mask with one element in each dimension that only repeats it.
 at::Tensor without_repeats(const at::Tensor& mask);
 
-// Whether a call on so many (query, key) pairs of all heads classifies its mask first.
-bool classifies_mask(const at::Tensor& mask, double pairs, int64_t head_dims, bool has_backward);
-bool classifies_mask(const AttnProblem& problem);
+// Whether a call on so many (query, key) pairs of all heads, which gradients will follow, classifies its
+// mask first.
+bool classifies_mask(const at::Tensor& mask, double pairs, int64_t head_dims);
+// The same of a problem that flash_decode runs, or the other kernels.
+bool classifies_mask(const AttnProblem& problem, bool is_decode);
 
 // The problem with block_classes, where it has none and they pay.
-AttnProblem with_block_classes(AttnProblem problem);
+AttnProblem with_block_classes(AttnProblem problem, bool is_decode);
 
 }  // namespace flash_mps

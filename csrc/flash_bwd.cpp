@@ -241,7 +241,7 @@ at::Tensor sinks_gradient(const AttnProblem& problem, const at::Tensor& lse,
 AttnGradients flash_bwd(const char* op, const AttnProblem& given, const at::Tensor& out,
                         const at::Tensor& lse, const at::Tensor& grad_out,
                         const at::Tensor& grad_lse, WantedGradients wanted) {
-  const AttnProblem problem = with_block_classes(given);
+  const AttnProblem problem = with_block_classes(given, /*is_decode=*/false);
   if (problem.head_dim == 0 || problem.head_dim_v == 0) {
     const auto pad = [&](const at::Tensor& tensor) {
       return problem.head_dim_v == 0 ? at::constant_pad_nd(tensor, {0, 1}) : tensor;

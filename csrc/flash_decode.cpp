@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "block_classes.h"
 #include "flash_launch.h"
 #include "score_args.h"
 #include "visibility.h"
@@ -160,6 +161,15 @@ bool runs_decode(const AttnProblem& problem) {
          problem.dropout_p == 0.0 && !problem.packed.has_value();
 }
 
+double unconditional_key_bytes(const AttnProblem& problem) {
+  const Tiling* tiling = choose_tiling(problem);
+  if (tiling == nullptr || tiling->path == OperandPath::Direct) return 0.0;
+  const int64_t row_blocks = ceil_div(problem.group_size() * problem.seqlen_q, tiling->max_rows());
+  return static_cast<double>(row_blocks * problem.batch * problem.num_heads_kv) *
+         static_cast<double>(keys_in_band(problem) * (problem.head_dim + problem.head_dim_v)) *
+         static_cast<double>(problem.key.element_size());
+}
+
 std::optional<std::string> flash_decode_unsupported(const AttnProblem& problem) {
   if (choose_tiling(problem) != nullptr) return std::nullopt;
   return c10::str("expected head_dim and head_dim_v of at most ", max_head_dim(Op::FlashDecode),
@@ -262,7 +272,8 @@ std::tuple<at::Tensor, at::Tensor> flash_decode_cached(const char* op,
     out.zero_();
     fill_empty_lse(problem, lse);
   } else if (lse.numel() > 0) {
-    const AttnProblem filled = without_empty_head_dims(problem);
+    const AttnProblem filled =
+        with_block_classes(without_empty_head_dims(problem), /*is_decode=*/true);
     flash_decode(op, filled, &cached, problem.head_dim_v == 0 ? empty_out(filled) : out, lse);
   }
   return {out, lse};

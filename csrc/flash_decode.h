@@ -32,6 +32,10 @@ struct FlashDecodePlan {
 // flash_fwd has.
 bool runs_decode(const AttnProblem& problem);
 
+// Bytes of K and V that the kernel reads whether or not a row sees their keys, unless the classes of the
+// mask's blocks tell it.
+double unconditional_key_bytes(const AttnProblem& problem);
+
 // Why the kernel cannot run this problem; nothing when it can.
 std::optional<std::string> flash_decode_unsupported(const AttnProblem& problem);
 

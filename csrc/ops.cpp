@@ -84,12 +84,13 @@ constexpr const char* kAttentionWithKvCache = "attention_with_kvcache";
 
 at::Tensor attention_mps(FLASH_MPS_PARAMETERS) {
   const AttnProblem problem = check_arguments(kAttention, FLASH_MPS_ARGUMENTS);
-  return std::get<0>(flash_fwd(kAttention, with_block_classes(problem), false));
+  return std::get<0>(
+      flash_fwd(kAttention, with_block_classes(problem, runs_decode(problem)), false));
 }
 
 TensorPair attention_with_lse_mps(FLASH_MPS_PARAMETERS) {
   const AttnProblem problem = check_arguments(kAttentionWithLse, FLASH_MPS_ARGUMENTS);
-  return flash_fwd(kAttentionWithLse, with_block_classes(problem), true);
+  return flash_fwd(kAttentionWithLse, with_block_classes(problem, runs_decode(problem)), true);
 }
 
 TensorPair attention_with_kvcache_mps(FLASH_MPS_WITH_KVCACHE_PARAMETERS) {

@@ -114,7 +114,8 @@ bool mask_pass_pays(const MaskPass& pass) {
   constexpr double kOperationsPerLaunch = 1.3e7;
   constexpr double kMostOfTheCall = 1.0 / 40.0;
   const double cost = pass.mask_bytes * kOperationsPerByte + kOperationsPerLaunch;
-  return cost <= kMostOfTheCall * pass.products;
+  const double call = pass.products + pass.key_bytes * kOperationsPerByte;
+  return cost <= kMostOfTheCall * call;
 }
 
 }  // namespace flash_mps

@@ -73,9 +73,10 @@ int num_splits(int64_t batch, int64_t num_heads_kv, int64_t seqlen_k, GpuFamily 
 // What mask_block_classes would cost a call, and what it could save.
 struct MaskPass {
   double mask_bytes;  // of all elements, each once
-  double
-      products;  // multiplications and additions over every (query, key) pair of every head, backward
-  // included where one will follow
+  double key_bytes;  // of K and V that would be read for keys that no row sees, too
+  // Multiplications and additions over every (query, key) pair of every head, backward included where
+  // one will follow.
+  double products;
 };
 
 // Whether a call classifies the blocks of its mask first. What the mask holds is not known: the pass has

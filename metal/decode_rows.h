@@ -142,7 +142,8 @@ inline void load_step(
   }
 }
 
-// One step: keys `step` ... of the block that begins at k_start, for the rows of one simdgroup.
+// One step: keys `step` ... of the block that begins at k_start, for the rows of one simdgroup. Where it is
+// open, the mask's tile holds nothing.
 template <typename Tile, bool STAGED, typename T, typename KV, int ROWS, int COUNT>
 inline void visit_keys(
     thread DecodeRows<T, ROWS, COUNT>& rows,
@@ -152,6 +153,7 @@ inline void visit_keys(
     const threadgroup KV* V_tile,
     const threadgroup float* mask_tile,
     const threadgroup int4* place_tile,
+    bool is_open,
     int k_start,
     int step,
     int k_end,
@@ -180,7 +182,7 @@ inline void visit_keys(
     FLASH_MPS_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       bool visible = r < rows.count && is_key && is_in_band(keys.band, rows.q_idx[r], k);
-      if (has_mask && visible) {
+      if (has_mask && !is_open && visible) {
         visible = mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k - k_start] != -INFINITY;
       }
       seen[j] |= visible ? 1u << uint(r) : 0u;
@@ -199,7 +201,7 @@ inline void visit_keys(
           sum_over_lanes<Tile::kLanes>(dot_elements<COUNT>(rows.Q[r], elements + j * COUNT));
       const bool visible = ((seen[j] >> uint(r)) & 1u) != 0u;
       float bias = 0.0f;
-      if (has_mask && visible) {
+      if (has_mask && !is_open && visible) {
         bias =
             mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k_first + j * Tile::kGroups - k_start];
       }

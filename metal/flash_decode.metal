@@ -24,6 +24,7 @@
 #include "attn_params.h"
 #include "online_softmax.h"
 #include "mask.h"
+#include "decode_classes.h"
 #include "decode_operands.h"
 #include "decode_rows.h"
 
@@ -133,6 +134,9 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
   const device uchar* plane =
       has_mask ? mask_plane<T>(params, mask, batch_idx, head_first) : nullptr;
   const MaskRows mask_rows = mask_rows_of(decode, block_first, block_last);
+  const RowClasses row_classes = classes_of_rows(
+      decode, has_block_classes ? block_classes : nullptr, batch_idx, head_first, block_first,
+      block_last);
   threadgroup KV* K_tile = reinterpret_cast<threadgroup KV*>(tile_words);
   threadgroup KV* V_tile = K_tile + (STAGED ? BK * Tile::kPitch : 0);
   threadgroup float* own_mask =
@@ -168,14 +172,22 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
   }
   for (int k_start = own_keys.begin; k_start < own_keys.end; k_start += Tile::kBlock) {
     const int k_end = metal::min(k_start + Tile::kBlock, own_keys.end);
+    // Of keys that no row sees, only the places of the next block are of use.
+    int tile_class =
+        STAGED ? class_of_keys(params, row_classes, k_start, k_end, int(lane)) : kMixedBlock;
+    if (STAGED && tile_class == kHiddenBlock && !has_places) {
+      continue;
+    }
     if (STAGED) {
       // The tiles of the block before, or of Q, are used up.
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      stage_keys<KV, Tile::kPitch, kThreads>(
-          K_tile, keys.K, places, decode, keys, k_start, k_end, int(thread_idx));
-      stage_keys<KV, Tile::kPitch, kThreads>(
-          V_tile, keys.V, places, decode, keys, k_start, k_end, int(thread_idx));
-      if (has_mask) {
+      if (tile_class != kHiddenBlock) {
+        stage_keys<KV, Tile::kPitch, kThreads>(
+            K_tile, keys.K, places, decode, keys, k_start, k_end, int(thread_idx));
+        stage_keys<KV, Tile::kPitch, kThreads>(
+            V_tile, keys.V, places, decode, keys, k_start, k_end, int(thread_idx));
+      }
+      if (has_mask && tile_class == kMixedBlock) {
         stage_mask<T, Tile::kMaskPitch, kThreads>(
             mask_tile, plane, decode, mask_rows, k_start, k_end, int(thread_idx));
       }
@@ -189,7 +201,14 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
     }
     const int first_step = k_start + slice_idx * Tile::kStep;
     for (int step = first_step; step < k_end; step += num_slices * Tile::kStep) {
-      if (!STAGED && has_mask) {
+      if (!STAGED) {
+        tile_class = class_of_keys(
+            params, row_classes, step, metal::min(step + Tile::kStep, k_end), int(lane));
+      }
+      if (tile_class == kHiddenBlock) {
+        continue;
+      }
+      if (!STAGED && has_mask && tile_class == kMixedBlock) {
         // The mask of the step before is used up.
         metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
         stage_mask<T, Tile::kMaskPitch, kSimdWidth>(
@@ -199,8 +218,8 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
         metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       }
       visit_keys<Tile, STAGED>(
-          rows, decode, keys, K_tile, V_tile, own_mask, places, STAGED ? k_start : step, step,
-          k_end, int(lane));
+          rows, decode, keys, K_tile, V_tile, own_mask, places, tile_class == kOpenBlock,
+          STAGED ? k_start : step, step, k_end, int(lane));
     }
     threadgroup int4* used_places = places;
     places = next_places;

@@ -10,25 +10,27 @@ import torch_flash_mps
 from torch_flash_mps._extension import extension
 
 PAYS = {
-    # mask elements and bytes each, pairs, head_dim + head_dim_v, backward: who has such masks
-    "padding, one head": (512, 1, 512**2, 128, False, False),
-    "padding, 8 heads": (4 * 512, 1, 4 * 8 * 512**2, 128, False, True),
-    "shared by 32 heads": (2048**2, 1, 32 * 2048**2, 256, False, True),
-    "shared by 32 heads, float16": (2048**2, 2, 32 * 2048**2, 256, False, True),
-    "own of every head": (32 * 2048**2, 1, 32 * 2048**2, 256, False, False),
-    "own of every head, backward": (32 * 2048**2, 1, 32 * 2048**2, 256, True, True),
-    "bias of every head": (32 * 2048**2, 2, 32 * 2048**2, 256, False, False),
-    "bias of every head, backward": (32 * 2048**2, 2, 32 * 2048**2, 256, True, False),
-    "MiniLM, short": (2 * 48, 1, 2 * 12 * 48**2, 64, False, False),
-    "one query, 32 heads": (4096, 1, 32 * 4096, 256, False, False),
+    # mask bytes, bytes of K and V, pairs, head_dim + head_dim_v, backward: who has such masks
+    "padding, one head": (512, 0, 512**2, 128, False, False),
+    "padding, 8 heads": (4 * 512, 0, 4 * 8 * 512**2, 128, False, True),
+    "shared by 32 heads": (2048**2, 0, 32 * 2048**2, 256, False, True),
+    "shared by 32 heads, float16": (2 * 2048**2, 0, 32 * 2048**2, 256, False, True),
+    "own of every head": (32 * 2048**2, 0, 32 * 2048**2, 256, False, False),
+    "own of every head, backward": (32 * 2048**2, 0, 32 * 2048**2, 256, True, True),
+    "bias of every head": (2 * 32 * 2048**2, 0, 32 * 2048**2, 256, False, False),
+    "bias of every head, backward": (2 * 32 * 2048**2, 0, 32 * 2048**2, 256, True, False),
+    "MiniLM, short": (2 * 48, 0, 2 * 12 * 48**2, 64, False, False),
+    "one query, 32 heads": (4096, 0, 32 * 4096, 256, False, False),
+    "9 queries, 32 heads": (4096, 2**24, 9 * 32 * 4096, 256, False, True),
+    "9 queries, short": (256, 2**20, 9 * 32 * 256, 256, False, False),
 }
 
 
 @pytest.mark.parametrize("name", PAYS)
 def test_the_pre_pass_runs_where_it_is_small_beside_the_call(name):
-    elements, element_bytes, pairs, width, has_backward, expected = PAYS[name]
+    mask_bytes, key_bytes, pairs, width, has_backward, expected = PAYS[name]
     products = 2 * pairs * width * (4.5 if has_backward else 1)
-    assert extension().mask_pass_pays(elements * element_bytes, products) == expected
+    assert extension().mask_pass_pays(mask_bytes, key_bytes, products) == expected
 
 
 def is_pre_pass(kernel: str) -> bool:
