@@ -1,4 +1,4 @@
-"""flash_decode with the classes of a mask's blocks: what no row sees is not read, and no bit changes."""
+"""flash_decode with the classes of a mask: what no row sees is not read, and no bit changes."""
 
 import math
 from dataclasses import replace

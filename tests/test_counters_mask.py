@@ -1,4 +1,4 @@
-"""Hidden blocks of a mask do no work: the bars of counters_mask.py hold, and notice what breaks them."""
+"""Hidden blocks of a mask do no work: the bars of counters_mask.py hold, and notice a breach."""
 
 import sys
 from dataclasses import replace
