@@ -126,6 +126,12 @@ def test_IN_04_dropout_reaches_the_kernel(device):
     assert _attention(_Layer(True), 3, 3, device, dropout=1.0) == [0, 0, 0]
 
 
+def test_IN_04_arguments_of_the_loss_pass_by(device):
+    inputs = {"input_ids": TOKENS, "labels": TOKENS, "shift_labels": TOKENS.flip(1),
+              "num_items_in_batch": torch.tensor(18)}
+    assert _largest_difference(tiny("llama"), device, "loss", **inputs) < 1e-5
+
+
 def test_IN_04_position_bias_reaches_the_kernel(device):
     """With a causal layer, a bool mask and a float mask: each hides keys of its own."""
     bias = torch.full((1, 2, 3, 3), 2.0, device=device)
