@@ -130,6 +130,27 @@ def test_IN_11_shapes_of_large_models(device, kernels, name):
     check(out, attention_ref(q, k, v)[0], attention_lowp(q, k, v), case_id=name)
 
 
+def test_IN_11_the_single_wide_head_of_a_vae(device, kernels):
+    """512 columns, as between the convolutions of Stable Diffusion's."""
+    layer = attention_processor.Attention(512, heads=1, dim_head=512, residual_connection=True)
+    image = torch.randn(1, 512, 5, 5)
+
+    def outcome(x):
+        x = x.detach().requires_grad_()
+        out = layer(x)
+        out.square().sum().backward()
+        return out.detach().cpu(), x.grad.cpu()
+
+    expected = outcome(image)
+    model = tiny("vae")
+    model.extra = layer
+    _fused(model, device)
+    kernels()
+    for got, wanted in zip(outcome(image.to(device)), expected, strict=True):
+        _close(got, wanted)
+    assert {"flash_fwd", "flash_bwd_dq", "flash_bwd_dkv"} <= set(kernels())
+
+
 def test_IN_11_chunks_of_queries_equal_the_whole(device):
     """Each chunk with its slice of the mask, as memory-saving pipelines do."""
     q, k, v = _operands(2, 10, 64, 77, 64, device)
