@@ -40,7 +40,8 @@ def attention(
     Args:
         attn_mask: bool (True = may attend) or float (added to the score), broadcastable to
             ``[batch, num_heads_q, seqlen_q, seqlen_k]``; never expanded or copied. A float mask has
-            q's dtype or float32. Together with ``is_causal``: the intersection.
+            q's dtype or float32. Blocks of 32 x 32 pairs that it hides are skipped, where finding
+            them costs little beside the call. Together with ``is_causal``: the intersection.
         dropout_p: probability that a pair (query, key) loses its weight; the others are multiplied
             by 1 / (1 - dropout_p). Random numbers are made inside of the kernels (Philox 4x32-10),
             from a seed of torch's default generator: ``torch.manual_seed`` repeats them, and
@@ -111,7 +112,8 @@ def explain(
         ``op``: "flash_decode" with up to 16 queries whose gradient is not wanted, else "flash_fwd";
         ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
         ("staged": K and V go through threadgroup memory; "direct": they are read where they are),
-        ``home`` (of the query tile: "registers" or "device"). For flash_fwd ``num_q_blocks``,
+        ``home`` (of the query tile: "registers" or "device"), ``classifies_mask`` (whether a pass
+        over attn_mask first finds the blocks that can be skipped). For flash_fwd ``num_q_blocks``,
         ``num_head_blocks`` (threadgroups that share the columns of a block) and
         ``num_dispatches``. For flash_decode ``num_rows``, the query rows that read one KV head:
         seqlen_q times the heads of a group; ``row_tiles`` of ``block_q`` rows in a threadgroup,
