@@ -11,7 +11,8 @@ from torch_flash_mps.reference import visible_pairs
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DTYPE_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
-# Masks by name: (the dtype, None = that of query; the dimensions that are not broadcast).
+# Masks by name: (the dtype, None = that of query; the dimensions that are not broadcast). Any other
+# is named by the first of its dtype and its dimensions: "float.bk".
 MASKS = {
     "bool": (torch.bool, "bhqk"),
     "bool_rows": (torch.bool, "qk"),
@@ -52,6 +53,7 @@ class Case:
     alibi: str | None = None   # "heads" or "batch": slopes [Hq] or [B, Hq]
     sinks: bool = False
     dropout_p: float = 0.0   # with the random numbers of RNG_STATE
+    bottom_right: bool = False   # causal and windows: the last query stands at the last key
 
     @property
     def value_dim(self) -> int:
@@ -78,6 +80,7 @@ class Case:
         parts += ["sinks"] * self.sinks
         if self.dropout_p:
             parts.append(f"drop{self.dropout_p:g}")
+        parts += ["bottom_right"] * self.bottom_right
         return "-".join(parts)
 
 
@@ -170,11 +173,14 @@ def score_options(case: Case, device: torch.device | str = "cpu") -> dict:
         options["sinks"] = poisoned(sinks.to(case.dtype), device)
     if case.dropout_p:
         options["dropout_p"], options["rng_state"] = case.dropout_p, RNG_STATE
+    if case.bottom_right:
+        options["is_bottom_right"] = True
     return options
 
 
 def _mask(case: Case, device: torch.device | str, generator: torch.Generator) -> Tensor:
-    dtype, dims = MASKS[case.mask]
+    kind, dot, dims = case.mask.partition(".")
+    dtype, dims = (MASKS[kind][0], dims) if dot else MASKS[kind]
     sizes = {
         "b": case.batch,
         "h": case.num_heads_q,

@@ -6,7 +6,6 @@ import torch
 from cases import Case, make_inputs
 from torch import Tensor
 
-import torch_flash_mps
 from torch_flash_mps.judge import FLOOR, check, check_exact
 from torch_flash_mps.reference import attention_ref, dropout_factors, visible_pairs
 
@@ -31,9 +30,18 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor, *, case_id: str = "", **opt
     grouped = q.dim() > 2 and q.shape[-3] != k.shape[-3]
     out = torch.ops.flash_mps.attention(q, k, v, enable_gqa=grouped, **options)
     assert out.dtype == q.dtype and out.device == q.device
+    options = in_words_of_reference(options, q, k)
     ref, _ = attention_ref(q, k, v, **options)
     check(out, ref, attention_lowp(q, k, v, **options), case_id=case_id)
     return out
+
+
+def in_words_of_reference(options: dict, q: Tensor, k: Tensor) -> dict:
+    """Options of the op as those of `torch_flash_mps.reference.attention_ref`."""
+    options = dict(options)
+    if options.pop("is_bottom_right", False):
+        options["causal_offset"] = k.shape[-2] - q.shape[-2]
+    return options
 
 
 def check_case(case: Case, device: torch.device, seed: int = 0) -> Tensor:
@@ -46,10 +54,11 @@ LSE_TOLERANCE = 2e-5   # float32 sums of thousands of terms, whatever the dtype 
 
 
 def check_lse(q: Tensor, k: Tensor, v: Tensor, *, case_id: str = "", **options) -> None:
-    """As `check_attention`, for out and lse of `return_lse=True`."""
-    out, lse = torch_flash_mps.attention(
-        q, k, v, enable_gqa=q.shape[-3] != k.shape[-3], return_lse=True, **options
+    """As `check_attention`, for out and lse."""
+    out, lse = torch.ops.flash_mps.attention_with_lse(
+        q, k, v, enable_gqa=q.shape[-3] != k.shape[-3], **options
     )
+    options = in_words_of_reference(options, q, k)
     ref, ref_lse = attention_ref(q, k, v, **options)
     check(out, ref, attention_lowp(q, k, v, **options), case_id=case_id)
     assert lse.dtype == torch.float32, f"{case_id}: expected a float32 lse, got {lse.dtype}"

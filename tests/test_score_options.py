@@ -5,11 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import DTYPE_NAMES, DTYPES, MASKS, SCORED, Case, make_inputs, ramp
+from cases import DTYPE_NAMES, DTYPES, SCORED, Case, make_inputs, ramp
 from checks import check_exact, check_lse, check_same_bits
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_flash_fwd import SAME_EVERY_TIME
 
 import torch_flash_mps
 from torch_flash_mps.reference import attention_ref, visible_pairs
@@ -208,41 +205,3 @@ def test_a_finite_mask_is_not_no_key(place, rows, lowest):
     for options in ({}, {"softcap": 1.0}, {"window_left": 20}, {"alibi_slopes": slopes}):
         out, lse = attend(q, k, v, attn_mask=mask, **options)
         assert torch.isfinite(out).all() and torch.isfinite(lse).all(), options
-
-
-def random_options(draw):
-    windows = st.one_of(st.just(-1), st.integers(0, 8), st.integers(0, 150))
-    return {
-        "causal": draw(st.booleans()),
-        "mask": draw(st.sampled_from([None, *MASKS])),
-        "layout": draw(st.sampled_from(["sliced", "bshd"])),
-        "scale": draw(st.sampled_from([None, 0.0, -0.2])),
-        "window": (draw(windows), draw(windows)),
-        "softcap": draw(st.sampled_from([0.0, 0.5, 30.0])),
-        "alibi": draw(st.sampled_from([None, "heads", "batch"])),
-        "sinks": draw(st.booleans()),
-        "dtype": draw(st.sampled_from(DTYPES)),
-    }
-
-
-@st.composite
-def scored_cases(draw, max_rows=80):
-    heads_kv = draw(st.integers(1, 3))
-    head_dim = draw(st.sampled_from([8, 27, 64]))
-    return Case(
-        draw(st.integers(1, 2)), heads_kv * draw(st.integers(1, 3)), heads_kv,
-        draw(st.integers(1, max_rows)), draw(st.integers(1, 140)), head_dim,
-        draw(st.sampled_from([head_dim, 24])), **random_options(draw),
-    )
-
-
-@settings(SAME_EVERY_TIME, max_examples=50)
-@given(case=scored_cases(), inputs_seed=st.integers(0, 2**16))
-def test_any_options_together(place, case, inputs_seed):
-    check_scored(case, place, inputs_seed)
-
-
-@settings(SAME_EVERY_TIME, max_examples=15)
-@given(case=scored_cases(), inputs_seed=st.integers(0, 2**16))
-def test_any_options_together_checked_and_shuffled(device, checked, case, inputs_seed):
-    check_scored(case, device, inputs_seed)

@@ -1,7 +1,6 @@
 """Gradients with windows, softcap, ALiBi and sinks: anchors, and cases against float64 autograd."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,10 +16,7 @@ from gradients import (
     output_gradients,
     sinks_slack,
 )
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from test_flash_fwd import SAME_EVERY_TIME
-from test_score_options import EVERYTHING, scored_cases
+from test_score_options import EVERYTHING
 
 from torch_flash_mps.reference import attention_ref, visible_pairs
 
@@ -207,16 +203,3 @@ def test_only_the_gradient_of_sinks(place):
     ref, ref_lse = attention_ref(q, k, v, sinks=exact, is_causal=True)
     check_exact(got, torch.autograd.grad(ref.sum() + ref_lse.sum(), exact)[0], 2e-5)
     assert got.shape == (4,) and got.dtype == torch.float32
-
-
-@settings(SAME_EVERY_TIME, max_examples=40)
-@example(case=Case(2, 2, 1, 5, 9, mask="float_heads", sinks=True), through_lse=True)
-@given(case=scored_cases(max_rows=60), through_lse=st.booleans())
-def test_any_options_together(place, case, through_lse):
-    check_case_gradients(case, place, through_lse=through_lse)
-
-
-@settings(SAME_EVERY_TIME, max_examples=8)
-@given(case=scored_cases(max_rows=40))
-def test_any_options_together_checked_and_shuffled(device, checked, case):
-    check_case_gradients(replace(case, layout="sliced"), device, through_lse=True)

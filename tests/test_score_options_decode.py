@@ -1,18 +1,14 @@
 """Windows, softcap, ALiBi and sinks where few rows read many keys, in one split or in several."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from cases import DTYPE_NAMES, DTYPES, Case, make_inputs, ramp
 from checks import check, check_exact, check_same_bits
 from decoding import ENTRIES, MAX_ROWS, causal_offset, check_decode, decode
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kv_model import Addressing, empty_cache
-from test_flash_fwd import SAME_EVERY_TIME
-from test_score_options import EVERYTHING, scored_cases
+from test_score_options import EVERYTHING
 
 from torch_flash_mps.flash_attn import flash_attn_with_kvcache
 from torch_flash_mps.reference import attention_ref, visible_pairs
@@ -199,17 +195,3 @@ def judge(cache, at, q, causal, out, lse, case_id, **options):
     lowp, _ = cache.attend(at, q, causal, q.dtype, **options)
     check(out, ref, lowp, case_id=case_id)
     check_exact(lse, ref_lse, 2e-5, case_id)
-
-
-@settings(SAME_EVERY_TIME, max_examples=40)
-@given(case=scored_cases(max_rows=MAX_ROWS), entry=st.sampled_from([*ENTRIES.values()]),
-       seed=st.integers(0, 2**16))
-def test_any_options_together(place, case, entry, seed):
-    check_scored(entry, replace(case, layout="aligned"), place, seed)
-
-
-@settings(SAME_EVERY_TIME, max_examples=12)
-@given(case=scored_cases(max_rows=MAX_ROWS), entry=st.sampled_from([*ENTRIES.values()]),
-       seed=st.integers(0, 2**16))
-def test_any_options_together_checked_and_shuffled(device, checked, case, entry, seed):
-    check_scored(entry, case, device, seed)

@@ -71,7 +71,7 @@ def dropout_factors(
                           (even >> np.uint64(32)) ^ c3 ^ key[1], even & low_half)
         key = [(key[0] + np.uint64(0x9E3779B9)) & low_half,
                (key[1] + np.uint64(0xBB67AE85)) & low_half]
-    words = np.stack([c0, c1, c2, c3], -1).reshape(batch, num_heads_q, seqlen_q, -1)
+    words = np.stack([c0, c1, c2, c3], -1).reshape(batch, num_heads_q, seqlen_q, 4 * groups)
     threshold = min(round(dropout_p * 2**32), 2**32 - 1)
     kept = torch.from_numpy(words[..., :seqlen_k] >= np.uint64(threshold))
     return kept.double() * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
