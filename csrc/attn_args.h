@@ -48,6 +48,14 @@ struct AttnOptions {
   std::optional<PackedSequences> packed;
 };
 
+// User-defined scores and masks: the number of their text (user_code.h; 0: none), the tensors that it
+// reads, and size and stride of each dimension of these.
+struct UserCode {
+  uint32_t number = 0;
+  std::vector<at::Tensor> captured;
+  std::vector<int64_t> layout;
+};
+
 // One checked call. Tensors are 4-D views of the inputs ([B, H, S, D]) with a dense last dimension;
 // a size of 1 where the problem has more broadcasts.
 struct AttnProblem {
@@ -71,6 +79,7 @@ struct AttnProblem {
   double dropout_p = 0.0;
   uint32_t dropout_key[2] = {0, 0};  // of its random numbers
   int64_t dropout_first_entry = 0;  // the number that they have for the first batch entry
+  UserCode user;
   at::Tensor alibi_slopes, sinks;  // float32 [Hq] or [B, Hq], and [Hq], dense; undefined without
   std::optional<PackedSequences> packed;  // then batch is 1, and lengths count the rows of all
   bool is_bottom_right = false;  //   and causal_offset is each sequence's own

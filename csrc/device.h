@@ -46,6 +46,9 @@ struct Launch {
   uint32_t params_slot;
   Size3 grid;  // threadgroups
   uint32_t threads;  // per threadgroup
+  // More numbers for the kernel, copied likewise at a slot of their own; none when empty.
+  std::span<const int64_t> numbers = {};
+  uint32_t numbers_slot = 0;
   bool reads_earlier_launches = false;  // of the same encoder: ordered by a barrier
 };
 

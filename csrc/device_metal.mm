@@ -93,6 +93,11 @@ void encode(id<MTLComputeCommandEncoder> encoder, const Launch& launch) {
                atIndex:binding.slot];
   }
   [encoder setBytes:launch.params length:launch.params_bytes atIndex:launch.params_slot];
+  if (!launch.numbers.empty()) {
+    [encoder setBytes:launch.numbers.data()
+               length:launch.numbers.size_bytes()
+              atIndex:launch.numbers_slot];
+  }
   [encoder dispatchThreadgroups:MTLSizeMake(launch.grid.x, launch.grid.y, launch.grid.z)
           threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
 }

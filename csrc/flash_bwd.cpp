@@ -75,6 +75,7 @@ KernelKey make_key(const Backward& bwd, Op op) {
       .head_dim_v = instance_head_dim(head_dim_v),
       .mask_kind = problem.mask_kind,
       .constants = score_constants(problem),
+      .user_code = problem.user.number,
       .tiling = choose(op, bwd.family, element_bytes(problem.type), head_dim, head_dim_v),
   };
 }
@@ -147,6 +148,7 @@ void launch_blocks(const Backward& bwd, const KernelKey& key, const std::vector<
                         static_cast<uint32_t>(num_heads), static_cast<uint32_t>(bwd.problem.batch)};
     const auto threads = static_cast<uint32_t>(key.tiling->num_simdgroups) * kSimdWidth;
     launches.push_back(make_launch(pipeline, bindings, own, grid, threads));
+    add_user_layout(launches.back(), bwd.problem);
   }
   encode(bwd.op, launches);
 }

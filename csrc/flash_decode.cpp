@@ -207,6 +207,7 @@ FlashDecodePlan plan_flash_decode(const AttnProblem& problem, const CachedAttent
           constant_bit(kIsPagedConstant,
                        cached != nullptr && cached->cache.block_table.has_value()) |
           constant_bit(kIsQuantizedConstant, cached != nullptr && cached->cache.is_int8()),
+      .user_code = problem.user.number,
       .tiling = tiling,
   };
   return plan;
@@ -243,6 +244,7 @@ void flash_decode(const char* op, const AttnProblem& problem, const CachedAttent
                  static_cast<uint32_t>(problem.num_heads_kv), static_cast<uint32_t>(problem.batch)},
         .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups) * kSimdWidth,
     });
+    add_user_layout(launches.back(), problem);
   }
   std::vector<Binding> combine_bindings;
   AttnCombineParams combine_params;

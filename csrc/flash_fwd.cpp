@@ -60,6 +60,7 @@ void launch(const char* op, const AttnProblem& problem, const at::Tensor& out,
                  static_cast<uint32_t>(problem.num_heads_q), static_cast<uint32_t>(problem.batch)},
         .threads = static_cast<uint32_t>(plan.key.tiling->num_simdgroups) * kSimdWidth,
     });
+    add_user_layout(launches.back(), problem);
   }
   encode(op, launches);
 }
@@ -95,6 +96,7 @@ FlashFwdPlan plan_flash_fwd(const AttnProblem& problem, GpuFamily family, bool h
               .constants = constant_bit(kHasLseConstant, has_lse) |
                            constant_bit(kHasSinksConstant, problem.sinks.defined()) |
                            score_constants(problem),
+              .user_code = problem.user.number,
               .tiling = tiling},
       .num_q_blocks = num_q_blocks,
       .q_blocks_per_dispatch = blocks_per_dispatch(num_q_blocks, work(problem, num_head_blocks)),

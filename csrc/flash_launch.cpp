@@ -56,7 +56,8 @@ uint32_t score_constants(const AttnProblem& problem) {
          constant_bit(kHasAlibiConstant, problem.alibi_slopes.defined()) |
          constant_bit(kHasDropoutConstant, problem.dropout_p != 0.0) |
          constant_bit(kHasBlockClassesConstant, problem.block_classes.defined()) |
-         constant_bit(kIsPackedConstant, problem.packed.has_value());
+         constant_bit(kIsPackedConstant, problem.packed.has_value()) |
+         constant_bit(kHasUserCodeConstant, problem.user.number != 0);
 }
 
 void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& problem) {
@@ -71,6 +72,8 @@ void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& probl
     bindings.push_back(bind(problem.packed->cu_seqlens_q, kCuSeqlensQBuffer));
     bindings.push_back(bind(problem.packed->cu_seqlens_k, kCuSeqlensKBuffer));
   }
+  uint32_t slot = kUserTensorBuffer;
+  for (const at::Tensor& tensor : problem.user.captured) bindings.push_back(bind(tensor, slot++));
 }
 
 int64_t num_query_blocks(const AttnProblem& problem, int64_t size) {
@@ -79,6 +82,11 @@ int64_t num_query_blocks(const AttnProblem& problem, int64_t size) {
 
 int64_t num_key_blocks(const AttnProblem& problem, int64_t size) {
   return num_blocks_of(problem, problem.seqlen_k, size);
+}
+
+void add_user_layout(Launch& launch, const AttnProblem& problem) {
+  launch.numbers = problem.user.layout;
+  launch.numbers_slot = kUserLayoutBuffer;
 }
 
 int64_t blocks_per_dispatch(int64_t num_blocks, double work) {

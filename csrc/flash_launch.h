@@ -39,6 +39,9 @@ void bind_score_buffers(std::vector<Binding>& bindings, const AttnProblem& probl
 int64_t num_query_blocks(const AttnProblem& problem, int64_t size);
 int64_t num_key_blocks(const AttnProblem& problem, int64_t size);
 
+// Gives a launch what else the user-defined functions of a problem, which outlives it, read.
+void add_user_layout(Launch& launch, const AttnProblem& problem);
+
 // How many of `num_blocks` one dispatch may hold, for `work` floating-point operations in all.
 int64_t blocks_per_dispatch(int64_t num_blocks, double work);
 

@@ -7,6 +7,7 @@
 #include "../metal/instances.h"
 #include "../metal/kv_cache_params.h"
 #include "metal_sources.h"
+#include "user_code.h"
 
 namespace flash_mps {
 
@@ -19,6 +20,24 @@ const char* msl_type(ElementType type) {
     case ElementType::Float32: break;
   }
   return "float";
+}
+
+// The text of an op's kernel, with the user's in place of user_score.h.
+std::string source_text(const char* op, uint32_t user_code) {
+  std::string text(metal_source(op));
+  if (user_code == 0) return text;
+  const std::string_view begin_mark = "#line 1 \"user_score.h\"\n";
+  const size_t begin = text.find(begin_mark) + begin_mark.size();
+  return text.replace(begin, text.find("#line ", begin) - begin, user_code_text(user_code));
+}
+
+// FNV-1a, in hexadecimal.
+std::string hash_of(const std::string& text) {
+  uint32_t hash = 2166136261u;
+  for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
+  std::ostringstream out;
+  out << std::hex << hash;
+  return out.str();
 }
 
 }  // namespace
@@ -60,7 +79,9 @@ uint64_t KernelKey::cache_key() const {
   const auto row = tiling != nullptr ? static_cast<uint64_t>(tiling - tilings().data()) : 0;
   return row | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(mask_kind) << 10 |
          static_cast<uint64_t>(op) << 12 | static_cast<uint64_t>(head_dim / 8) << 16 |
-         static_cast<uint64_t>(head_dim_v / 8) << 24 | static_cast<uint64_t>(constants) << 32;
+         static_cast<uint64_t>(head_dim_v / 8) << 24 | static_cast<uint64_t>(constants) << 32 |
+         static_cast<uint64_t>(user_code) << 48;
+  static_assert(kHasUserCodeConstant < 16 && kMaxUserCodes <= 1 << 16, "fields of the key overlap");
 }
 
 std::string KernelKey::name() const {
@@ -76,6 +97,7 @@ std::string KernelKey::name() const {
   out << "_sg" << tiling->num_simdgroups;
   if (tiling->path == OperandPath::Direct) out << "_direct";
   if (tiling->home == OperandHome::Device) out << "_reread";
+  if (user_code != 0) out << "_user" << hash_of(user_code_text(user_code));
   return out.str();
 }
 
@@ -97,7 +119,7 @@ KernelSource KernelKey::source() const {
   }
   function << ">";
   std::ostringstream msl;
-  msl << metal_source(op_name(op)) << "template [[host_name(\"" << name()
+  msl << source_text(op_name(op), user_code) << "template [[host_name(\"" << name()
       << "\")]] [[kernel]] decltype(" << function.str() << ") " << function.str() << ";\n";
   KernelSource source = {
       .name = name(),

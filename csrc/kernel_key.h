@@ -28,13 +28,15 @@ struct KernelKey {
   int head_dim_v = 0;  // the same
   int mask_kind = 0;  // MaskKind
   uint32_t constants = 0;  // bit n: the bool function constant of id n, as by constant_bit()
+  uint32_t user_code = 0;  // by user_code_number()
   const Tiling* tiling = nullptr;  // null for an op without rows in the table
 
   bool has(uint32_t constant) const { return (constants >> constant & 1) != 0; }
   // Distinct for distinct keys; no string is built to make it.
   uint64_t cache_key() const;
   // e.g. flash_fwd_f16_d128_bq32_bk16_sg4, with _dv<n> when it differs, _direct, _reread;
-  // flash_decode_f16_d128_bq4_bk32_sg8, without _bk when direct, with _kv8 for int8 keys and values
+  // flash_decode_f16_d128_bq4_bk32_sg8, without _bk when direct, with _kv8 for int8 keys and values;
+  // with _user<hash of its text> for user-defined scores
   std::string name() const;
   KernelSource source() const;
 };

@@ -60,14 +60,17 @@ void take_mask(const char* op, const AttnOptions& options, AttnProblem& problem)
         broadcastable_to(op, "attn_mask", mask, problem, {problem.seqlen_q, problem.seqlen_k});
   }
   if (options.block_classes.has_value()) {
-    const at::Tensor& classes = *options.block_classes;
     FLASH_MPS_CHECK(options.attn_mask.has_value(), "attn_mask with block_classes", "none");
-    FLASH_MPS_CHECK(classes.scalar_type() == at::kByte, "block_classes of dtype Byte",
-                    classes.scalar_type());
-    problem.block_classes =
-        broadcastable_to(op, "block_classes", classes, problem,
-                         {num_class_blocks(problem.seqlen_q), num_class_blocks(problem.seqlen_k)});
+    take_block_classes(op, *options.block_classes, problem);
   }
+}
+
+void take_block_classes(const char* op, const at::Tensor& classes, AttnProblem& problem) {
+  FLASH_MPS_CHECK(classes.scalar_type() == at::kByte, "block_classes of dtype Byte",
+                  classes.scalar_type());
+  problem.block_classes =
+      broadcastable_to(op, "block_classes", classes, problem,
+                       {num_class_blocks(problem.seqlen_q), num_class_blocks(problem.seqlen_k)});
 }
 
 }  // namespace flash_mps

@@ -8,6 +8,9 @@ namespace flash_mps {
 // Fills mask, mask_kind and block_classes of a problem whose sizes are known. Throws like check_inputs().
 void take_mask(const char* op, const AttnOptions& options, AttnProblem& problem);
 
+// Fills block_classes of one likewise.
+void take_block_classes(const char* op, const at::Tensor& classes, AttnProblem& problem);
+
 // The kind of a mask for queries of a dtype; throws for a dtype that it may not have.
 MaskKind mask_kind(const char* op, at::ScalarType mask_type, at::ScalarType query_type);
 

@@ -12,6 +12,7 @@
 #include "flash_bwd.h"
 #include "flash_decode.h"
 #include "flash_fwd.h"
+#include "flex_attention.h"
 #include "kv_cache.h"
 #include "kv_cache_cpu.h"
 
@@ -68,6 +69,10 @@ namespace {
   "Tensor? block_table=None, int num_splits=0, "                                               \
   "int window_left=-1, int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, "    \
   "Tensor? sinks=None) -> (Tensor out, Tensor lse)"
+// `code`: Metal source in place of metal/user_score.h, which reads `captured`.
+#define FLASH_MPS_FLEX_SCHEMA                                             \
+  "Tensor query, Tensor key, Tensor value, Tensor[] captured, str code, " \
+  "Tensor? block_classes=None, *, float? scale=None, bool enable_gqa=False, "
 #define FLASH_MPS_KV_APPEND_SCHEMA                                                                \
   "(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor key, Tensor value, *, "                  \
   "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? seqlens=None, SymInt position=0, " \
@@ -156,6 +161,13 @@ TORCH_LIBRARY(flash_mps, m) {
         {at::Tag::pt2_compliant_tag});
   m.def("attention_varlen_backward" FLASH_MPS_VARLEN_BACKWARD_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("mask_block_classes(Tensor attn_mask) -> Tensor", {at::Tag::pt2_compliant_tag});
+  m.def("flex_attention(" FLASH_MPS_FLEX_SCHEMA
+        "bool for_backward=False) -> (Tensor out, Tensor lse)",
+        {at::Tag::pt2_compliant_tag});
+  m.def(
+      "flex_attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor "
+      "lse, " FLASH_MPS_FLEX_SCHEMA "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
   m.def("attention_with_kvcache" FLASH_MPS_WITH_KVCACHE_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("kvcache_append_" FLASH_MPS_KV_APPEND_SCHEMA, {at::Tag::pt2_compliant_tag});
   m.def("rotary_embedding" FLASH_MPS_ROTARY_SCHEMA, {at::Tag::pt2_compliant_tag});
@@ -169,6 +181,8 @@ TORCH_LIBRARY_IMPL(flash_mps, MPS, m) {
   m.impl("attention_varlen_with_lse", attention_varlen_with_lse_mps);
   m.impl("attention_varlen_backward", attention_varlen_backward_mps);
   m.impl("mask_block_classes", mask_block_classes_mps);
+  m.impl("flex_attention", flex_attention);
+  m.impl("flex_attention_backward", flex_attention_backward);
   m.impl("attention_with_kvcache", attention_with_kvcache_mps);
   m.impl("kvcache_append_", kvcache_append_mps);
   m.impl("rotary_embedding", rotary_embedding_mps);
@@ -195,7 +209,8 @@ TORCH_LIBRARY_IMPL(flash_mps, Autograd, m) {
   m.impl("attention_varlen_with_lse", attention_varlen_with_lse_autograd);
   m.impl("attention_varlen_backward", attention_varlen_backward_autograd);
   m.impl("mask_block_classes", torch::CppFunction::makeFallthrough());  // of integers
-  for (const char* op : {"attention_with_kvcache", "kvcache_append_", "rotary_embedding"}) {
+  for (const char* op : {"flex_attention", "flex_attention_backward", "attention_with_kvcache",
+                         "kvcache_append_", "rotary_embedding"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&without_gradients>());
   }
 }

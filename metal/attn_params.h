@@ -138,6 +138,8 @@ enum AttnBuffer {
   kLeftpadBuffer = 18,
   kBatchIdxBuffer = 19,
   kBlockTableBuffer = 20,
+  // user-defined scores, without a cache: the first of ten captured tensors
+  kUserTensorBuffer = 15,
   // score modifiers; 21 to 24 are those of kv_cache_params.h
   kAlibiBuffer = 25,
   kSinksBuffer = 26,
@@ -145,6 +147,7 @@ enum AttnBuffer {
   // packed sequences
   kCuSeqlensQBuffer = 28,
   kCuSeqlensKBuffer = 29,
+  kUserLayoutBuffer = 30,  // size and stride of each dimension of each captured tensor
 };
 
 enum AttnConstant {
@@ -160,6 +163,7 @@ enum AttnConstant {
   kHasDropoutConstant = 9,
   kHasBlockClassesConstant = 10,
   kIsPackedConstant = 11,  // sequences lie behind each other in the rows of one tensor
+  kHasUserCodeConstant = 12,  // user_score.h is a text of the caller's
 };
 
 // Value of the constant kMaskKindConstant.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "decode_operands.h"
+#include "decode_user.h"
 #include "lane_rows.h"
 #include "online_softmax.h"
 #include "score_mod.h"
@@ -56,6 +57,7 @@ struct DecodeRows {
   float O[ROWS][COUNT];
   SoftmaxState state[ROWS];
   int q_idx[ROWS];
+  int head_idx[ROWS];
   int mask_row[ROWS];  // of the mask's tile
   float slope[ROWS];  // of ALiBi
   int count;  // of those ROWS that exist
@@ -73,6 +75,7 @@ inline void init_rows(
     thread DecodeRows<T, ROWS, COUNT>& rows,
     constant AttnDecodeParams& decode,
     const device float* slopes,
+    int first_head,
     int first_row,
     int first_mask_row) {
   rows.count = decode.num_rows - first_row;
@@ -80,6 +83,7 @@ inline void init_rows(
   for (int r = 0; r < ROWS; ++r) {
     rows.state[r] = softmax_init();
     rows.q_idx[r] = (first_row + r) / decode.fwd.group_size;
+    rows.head_idx[r] = first_head + (first_row + r) % decode.fwd.group_size;
     rows.mask_row[r] = mask_row_index(decode, first_row + r) - first_mask_row;
     rows.slope[r] =
         has_alibi && r < rows.count ? slopes[(first_row + r) % decode.fwd.group_size] : 0.0f;
@@ -149,6 +153,7 @@ inline void visit_keys(
     thread DecodeRows<T, ROWS, COUNT>& rows,
     constant AttnDecodeParams& decode,
     thread const KeySequence<KV>& keys,
+    UserRows user,
     const threadgroup KV* K_tile,
     const threadgroup KV* V_tile,
     const threadgroup float* mask_tile,
@@ -185,6 +190,9 @@ inline void visit_keys(
       if (has_mask && !is_open && visible) {
         visible = mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k - k_start] != -INFINITY;
       }
+      if (has_user_code && !is_open && visible) {
+        visible = user_shows<T>(decode.fwd, user, rows.head_idx[r], rows.q_idx[r], k);
+      }
       seen[j] |= visible ? 1u << uint(r) : 0u;
     }
   }
@@ -205,10 +213,18 @@ inline void visit_keys(
         bias =
             mask_tile[rows.mask_row[r] * Tile::kMaskPitch + k_first + j * Tile::kGroups - k_start];
       }
-      const float score = score_fwd(
+      float score = score_fwd(
           product * places[j].k_scale, decode.fwd, rows.slope[r], bias,
           rows.q_idx[r] + keys.band.offset, k_first + j * Tile::kGroups);
+      if (has_user_score) {
+        score = user_score(
+            user.code, score, user.batch_idx, rows.head_idx[r], rows.q_idx[r],
+            k_first + j * Tile::kGroups);
+      }
       S[r][j] = visible ? score : -INFINITY;
+      if (has_user_score && S[r][j] == -INFINITY) {
+        seen[j] &= ~(1u << uint(r));
+      }
     }
   }
 
@@ -269,23 +285,6 @@ inline void put_row(threadgroup float* row, const thread float* O, int lane_in_r
       row[column] = O[e];
     }
   }
-}
-
-// Of the numbers at first, first + stride, ...: one for each simdgroup that shares a row.
-inline float max_over_slices(const threadgroup float* numbers, int first, int stride, int count) {
-  float most = numbers[first];
-  for (int i = 1; i < count; ++i) {
-    most = metal::max(most, numbers[first + i * stride]);
-  }
-  return most;
-}
-
-inline float sum_over_slices(const threadgroup float* numbers, int first, int stride, int count) {
-  float sum = numbers[first];
-  for (int i = 1; i < count; ++i) {
-    sum += numbers[first + i * stride];
-  }
-  return sum;
 }
 
 }  // namespace flash_mps

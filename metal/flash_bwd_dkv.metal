@@ -166,10 +166,10 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
     // Sᵀ = score_fwd(Sᵀ); hide keys; Pᵀ = exp(Sᵀ - lse)
     Strip<float, BQ / kFragment> slope;
-    score_slope(slope, P, params);
+    score_slope<true>(slope, P, params, mod, q_start, first_row, at);
     score_fwd<T, true>(P, params, band, mod, q_start, first_row, at);
-    const bool has_hidden_keys = has_mask || rows < kFragment || q_start < all_queries.begin ||
-                                 q_start + BQ > all_queries.end;
+    const bool has_hidden_keys = has_mask || has_user_code || rows < kFragment ||
+                                 q_start < all_queries.begin || q_start + BQ > all_queries.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
       seen = apply_visibility<true>(P, params, band, mod.mask, q_start, first_row, at);

@@ -148,10 +148,10 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
     // S = score_fwd(S); hide keys; P = exp(S - lse)
     Strip<float, BK / kFragment> slope;
-    score_slope(slope, S, params);
+    score_slope<false>(slope, S, params, mod, first_row, k_start, at);
     score_fwd<T, false>(S, params, band, mod, first_row, k_start, at);
     const bool has_hidden_keys =
-        has_mask || k_start < all_keys.begin || k_start + BK > all_keys.end;
+        has_mask || has_user_code || k_start < all_keys.begin || k_start + BK > all_keys.end;
     uint seen = ~0u;
     if (has_hidden_keys) {
       seen = apply_visibility<false>(S, params, band, mod.mask, first_row, k_start, at);

@@ -133,6 +133,10 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
   const IndexRange own_keys = keys_of_split(all_keys, split_idx, decode.num_splits);
   const device uchar* plane =
       has_mask ? mask_plane<T>(params, mask, batch_idx, head_first) : nullptr;
+  UserRows user;
+  user.code = FLASH_MPS_USER_CODE;
+  user.block_classes = has_block_classes ? block_classes : nullptr;
+  user.batch_idx = batch_idx;
   const MaskRows mask_rows = mask_rows_of(decode, block_first, block_last);
   const RowClasses row_classes = classes_of_rows(
       decode, has_block_classes ? block_classes : nullptr, batch_idx, head_first, block_first,
@@ -146,7 +150,7 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
   DecodeRows<T, ROWS, Tile::kLaneElements> rows;
   const device float* slopes =
       has_alibi ? alibi_slopes + batch_idx * params.alibi_stride_b + head_first : nullptr;
-  init_rows(rows, decode, slopes, block_first + tile_idx * ROWS, mask_rows.first);
+  init_rows(rows, decode, slopes, head_first, block_first + tile_idx * ROWS, mask_rows.first);
   const device T* group_query =
       query + batch_idx * params.q_stride_b + head_first * params.q_stride_h;
   threadgroup T* Q_tile = reinterpret_cast<threadgroup T*>(tile_words);
@@ -218,7 +222,7 @@ template <typename T, typename KV, int D, int DV, int ROWS, int BK, int SG, bool
         metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       }
       visit_keys<Tile, STAGED>(
-          rows, decode, keys, K_tile, V_tile, own_mask, places, tile_class == kOpenBlock,
+          rows, decode, keys, user, K_tile, V_tile, own_mask, places, tile_class == kOpenBlock,
           STAGED ? k_start : step, step, k_end, int(lane));
     }
     threadgroup int4* used_places = places;

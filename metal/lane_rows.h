@@ -103,4 +103,21 @@ inline constexpr int lanes_per_row() {
   return WORDS > 16 ? 32 : (WORDS > 8 ? 16 : (WORDS > 4 ? 8 : (WORDS > 2 ? 4 : WORDS)));
 }
 
+// Of the numbers at first, first + stride, ...: one for each simdgroup that shares a row.
+inline float max_over_slices(const threadgroup float* numbers, int first, int stride, int count) {
+  float most = numbers[first];
+  for (int i = 1; i < count; ++i) {
+    most = metal::max(most, numbers[first + i * stride]);
+  }
+  return most;
+}
+
+inline float sum_over_slices(const threadgroup float* numbers, int first, int stride, int count) {
+  float sum = numbers[first];
+  for (int i = 1; i < count; ++i) {
+    sum += numbers[first + i * stride];
+  }
+  return sum;
+}
+
 }  // namespace flash_mps

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from generated_table import GeneratedTable, markdown
+from torch.nn.attention.flex_attention import create_block_mask
 
 import torch_flash_mps
 
@@ -57,6 +58,21 @@ def _cached(dtype: torch.dtype, cache_dtype: torch.dtype | None = None, **option
         _zeros(dtype, 1, 4, 3, 8), pages, pages, k_scale=scale, v_scale=scale,
         seqlens_k=_zeros(torch.int32, 1) + 20, block_table=_zeros(torch.int32, 1, 2), **options,
     )
+
+
+def _flex(dtype: torch.dtype, seqlen_q: int) -> None:
+    query, table = _zeros(dtype, 1, 2, seqlen_q, 8), _zeros(torch.float32, 2, 4)
+    if seqlen_q > 1:
+        query.requires_grad_()
+        table.requires_grad_()
+    key = _zeros(dtype, 1, 2, 20, 8)
+    mask = create_block_mask(lambda b, h, q, k: q - k < 5, None, None, seqlen_q, 20, device="mps",
+                             BLOCK_SIZE=32)
+    out = torch_flash_mps.flex_attention(
+        query, key, key, lambda score, b, h, q, k: score * 2 + table[h, k % 4], mask)
+    if seqlen_q > 1:
+        out.sum().backward()
+        assert query.grad is not None and table.grad is not None
 
 
 def _transposed(dtype: torch.dtype) -> None:
@@ -120,6 +136,8 @@ FEATURES: dict[str, Callable[[torch.dtype], None]] = {
         alibi_slopes=_zeros(torch.float32, 3, 4), sinks=_zeros(t, 4)
     ),
     "jagged nested tensors through `enable_sdpa()`": lambda t: _jagged(t),
+    "`flex_attention`, with gradients": lambda t: _flex(t, 20),
+    "`flex_attention`, one query (decode)": lambda t: _flex(t, 1),
     "`dropout_p` > 0": lambda t: _call(t, dropout_p=0.1),
 }
 

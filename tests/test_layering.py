@@ -12,15 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s*(["<])([^">]+)[">]', re.MULTILINE)
 ATEN = re.compile(r"^(ATen|torch|c10)/")
-ATEN_USERS = re.compile(r"(ops|autograd\w*|autocast|(attn|score|mask)_args|flash_\w+|attention_\w+|"
-                        r"block_classes|kv_cache\w*|sdpa|bindings)\.(cpp|h)$|device_metal\.mm$")
+ATEN_USERS = re.compile(r"(ops|autograd\w*|autocast|(attn|score|mask)_args|attention_\w+|"
+                        r"fl(ash|ex)_\w+|block_classes|kv_cache\w*|sdpa|bindings)\.(cpp|h)$|device_metal\.mm$")
 ATTENTION_HEADERS = {"attn_args.h", "tiling.h", "kernel_key.h", "attn_params.h", "instances.h"}
 DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
 BUDGETS = {".metal": 300, ".h": 300, ".cpp": 400, ".mm": 400, ".py": 300, "setup.py": 150}
 # A module of the package may import those of a smaller rank and of its own folder only.
 RANKS = {"_build_info": 0, "reference": 0, "_ops": 1, "_vmap": 1, "_extension": 2,
-         "_flash_attn_args": 2, "interface": 3, "varlen": 3, "kv_cache": 3, "nested": 3, "sdpa": 4,
-         "flash_attn": 4, "simulator": 4, "__init__": 5, "integrations": 6,
+         "_flash_attn_args": 2, "interface": 3, "varlen": 3, "kv_cache": 3, "nested": 3, "flex": 3,
+         "sdpa": 4, "flash_attn": 4, "simulator": 4, "__init__": 5, "integrations": 6,
          "judge": 0, "cli": 6, "__main__": 7}
 
 

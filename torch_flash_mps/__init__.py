@@ -8,6 +8,7 @@ from importlib.metadata import version as _version
 
 from torch_flash_mps import flash_attn
 from torch_flash_mps._extension import is_available, unavailable_reason
+from torch_flash_mps.flex import flex_attention
 from torch_flash_mps.interface import attention, explain, merge_states
 from torch_flash_mps.kv_cache import quantize_kv
 from torch_flash_mps.sdpa import (
@@ -21,7 +22,7 @@ from torch_flash_mps.varlen import attention_varlen
 __version__ = _version("torch_flash_mps")
 
 __all__ = ["attention", "attention_varlen", "disable_sdpa", "enable_sdpa", "explain", "flash_attn",
-           "is_available", "merge_states", "quantize_kv", "sdpa_enabled", "unavailable_reason",
-           "__version__"]
+           "flex_attention", "is_available", "merge_states", "quantize_kv", "sdpa_enabled",
+           "unavailable_reason", "__version__"]
 
 register_implementation()

@@ -135,3 +135,23 @@ def _attention_varlen_backward_fake(
     gradients = [of_rows(operand) if wanted else query.new_empty(0)
                  for operand, wanted in zip((query, key, value), output_mask, strict=False)]
     return *gradients, _gradient(sinks, False) if output_mask[3] else query.new_empty(0)
+
+
+@torch.library.register_fake("flash_mps::flex_attention")
+def _flex_attention_fake(
+    query, key, value, captured, code, block_classes=None, *, scale=None, enable_gqa=False,
+    for_backward=False,
+):
+    out = _empty_out(query, key, value)
+    return out, query.new_empty(out.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.register_fake("flash_mps::flex_attention_backward")
+def _flex_attention_backward_fake(
+    grad_out, grad_lse, out, lse, query, key, value, captured, code, block_classes=None, *,
+    scale=None, enable_gqa=False, output_mask,
+):
+    return tuple(
+        _gradient(operand, True) if wanted else query.new_empty(0)
+        for operand, wanted in zip((query, key, value), output_mask, strict=True)
+    )
