@@ -22,6 +22,7 @@ from torch import Tensor
 
 from torch_flash_mps._extension import extension
 from torch_flash_mps._flash_attn_args import check_layout, score_options
+from torch_flash_mps.flash_attn._install import install, uninstall
 from torch_flash_mps.flash_attn.varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -31,7 +32,7 @@ from torch_flash_mps.kv_cache import flash_attn_with_kvcache
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
            "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
-           "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
+           "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "install", "uninstall"]
 
 def _attend(
     name: str, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None,
