@@ -41,5 +41,7 @@ def test_a_source_can_ask_for_the_version(simulator, version):
 
 def test_BD_05_the_device_states_the_version_it_compiles_for():
     """The first with bfloat: what the system's compiler takes by default is no part of a build."""
-    stated = re.findall(r"setLanguageVersion:(\w+)", (ROOT / "csrc/device_metal.mm").read_text())
-    assert stated == ["MTLLanguageVersion3_1"]
+    source = (ROOT / "csrc/device_metal.mm").read_text()
+    assert re.findall(r"setLanguageVersion:(.*)\]", source) == [
+        "static_cast<MTLLanguageVersion>(kMetalLanguage)"]
+    assert extension().metal_language == "3.1"
