@@ -3,11 +3,16 @@
 import doctest
 import re
 
+import options_table
 from support_table import README, TABLE, support_table
 
 
 def test_DC_04_support_table_is_what_the_device_answers(device):
     assert TABLE.in_document() == support_table()
+
+
+def test_DC_04_options_are_those_that_each_entry_point_takes(device):
+    assert options_table.TABLE.in_document() == options_table.options_table()
 
 
 def test_DC_01_DC_02_snippets_are_true():
