@@ -63,8 +63,8 @@ inline KeySequence<KV> key_sequence(
 // reads nothing outside the cache.
 inline Band band_of_sequence(
     constant AttnDecodeParams& decode,
-    const device int* seqlens,
-    const device int* leftpad,
+    constant int* seqlens,
+    constant int* leftpad,
     int batch_idx) {
   Band band = band_of(decode.fwd);
   if (is_cached) {

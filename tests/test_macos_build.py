@@ -10,7 +10,7 @@ import pytest
 from build_support import macos
 
 ROOT = Path(__file__).resolve().parent.parent
-DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
+DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm", "metal_language.h")
 
 
 @pytest.fixture(scope="module")
