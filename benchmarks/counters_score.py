@@ -144,8 +144,7 @@ def broken_step_bars(steps: Iterable[Step]) -> list[str]:
         who = f"{step.case.id} {step.kind}"
         first = step.passes[0]
         bars.check(who, "distinct bytes read", first["device_bytes_read_distinct"], step.least)
-        if not DECODE_KINDS[step.kind][0]:   # the lanes read the length of a cache for themselves
-            bars.check(who, "device bytes read", first["device_bytes_read"], MOST * step.least)
+        bars.check(who, "device bytes read", first["device_bytes_read"], MOST * step.least)
         bars.check(who, "dispatches", len(step.passes), *[1 + (step.num_splits > 1)] * 2)
     return bars.broken
 
