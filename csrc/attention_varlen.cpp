@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "attention_varlen_cpu.h"
+#include "backward_args.h"
 #include "flash_bwd.h"
 #include "flash_fwd.h"
 
@@ -98,16 +99,10 @@ AttnProblem check_varlen(const char* op, FLASH_MPS_VARLEN_PARAMETERS(int64_t)) {
   };
   AttnProblem problem = check_inputs(
       op, to_batch(query), to_batch(with_a_row(key)), to_batch(with_a_row(value)),
-      {.dropout_p = dropout_p,
-       .is_causal = is_causal,
-       .scale = scale,
-       .enable_gqa = true,
-       .window_left = window_left,
-       .window_right = window_right,
-       .softcap = softcap,
+      {.enable_gqa = true,
+       FLASH_MPS_NUMBER_FIELDS,
        .alibi_slopes = alibi_slopes,
        .sinks = sinks,
-       .is_bottom_right = is_bottom_right,
        .rng_state = rng_state,
        .packed = take_packed(op, query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_k)});
   problem.is_bshd = true;
@@ -117,10 +112,6 @@ AttnProblem check_varlen(const char* op, FLASH_MPS_VARLEN_PARAMETERS(int64_t)) {
 }
 
 using ForwardKernel = TensorPair(const char* op, const AttnProblem& problem, bool has_lse);
-using BackwardKernel = AttnGradients(const char* op, const AttnProblem& problem,
-                                     const at::Tensor& out, const at::Tensor& lse,
-                                     const at::Tensor& grad_out, const at::Tensor& grad_lse,
-                                     WantedGradients wanted);
 
 template <ForwardKernel& KERNEL>
 at::Tensor forward(FLASH_MPS_VARLEN_PARAMETERS(int64_t)) {
@@ -140,32 +131,22 @@ FourTensors backward(FLASH_MPS_VARLEN_BACKWARD_PARAMETERS(int64_t)) {
   // Backward may run under autocast, which must not reach the torch ops in here.
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
   const char* op = kVarlenBackward;
-  TORCH_CHECK(dropout_p == 0.0 || rng_state.has_value(), "flash_mps::", op,
-              ": expected the rng_state of the forward call with dropout_p of ", dropout_p,
-              ", got none");
+  check_rng_state(op, dropout_p, rng_state);
   const AttnProblem problem = check_varlen(op, FLASH_MPS_VARLEN_ARGUMENTS);
   check_rank(op, "grad_out", "[total_q, num_heads_q, head_dim_v]", grad_out);
   check_rank(op, "out", "[total_q, num_heads_q, head_dim_v]", out);
-  const at::Tensor out_4d = to_batch(out), grad_out_4d = to_batch(grad_out);
-  const at::Tensor lse_3d = lse.unsqueeze(0);
-  const at::Tensor grad_lse_3d = grad_lse.has_value() ? grad_lse->unsqueeze(0) : at::Tensor();
-  check_results(op, problem, out_4d, lse_3d, grad_out_4d, grad_lse_3d);
   const auto [wants_query, wants_key, wants_value, wants_sinks] = output_mask;
-  TORCH_CHECK(sinks.has_value() || !wants_sinks, "flash_mps::", op,
-              ": expected sinks where their gradient is asked for, got none");
-  const AttnGradients gradients = KERNEL(op, problem, out_4d, lse_3d, grad_out_4d, grad_lse_3d,
-                                         {.query = wants_query,
-                                          .key = wants_key,
-                                          .value = wants_value,
-                                          .mask = false,
-                                          .sinks = wants_sinks});
-  const auto none = [&] { return at::empty({0}, query.options()); };
-  const auto result = [&](bool wanted, const at::Tensor& gradient, const at::Tensor& input) {
-    return wanted ? from_batch(gradient).narrow(0, 0, input.size(0)) : none();
+  const AttnGradients gradients = checked_backward<KERNEL>(
+      op, problem, to_batch(out), lse.unsqueeze(0), to_batch(grad_out),
+      grad_lse.has_value() ? grad_lse->unsqueeze(0) : at::Tensor(),
+      {.query = wants_query, .key = wants_key, .value = wants_value, .sinks = wants_sinks});
+  const auto result = [&](const at::Tensor& gradient, const at::Tensor& input) {
+    return gradient.defined() ? from_batch(gradient).narrow(0, 0, input.size(0))
+                              : no_gradient(query);
   };
-  return {result(wants_query, gradients.query, query), result(wants_key, gradients.key, key),
-          result(wants_value, gradients.value, value),
-          wants_sinks ? gradients.sinks.to(sinks->scalar_type()) : none()};
+  return {result(gradients.query, query), result(gradients.key, key),
+          result(gradients.value, value),
+          wants_sinks ? gradients.sinks.to(sinks->scalar_type()) : no_gradient(query)};
 }
 
 }  // namespace

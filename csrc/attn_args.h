@@ -29,20 +29,20 @@ struct PackedSequences {
   int64_t max_seqlen_k;  // estimates the work; no result depends on it
 };
 
-// The op's arguments after query, key and value, as in its schema.
+// An op's arguments after query, key and value; each named as in its schema.
 struct AttnOptions {
   OptionalTensor attn_mask;
+  bool enable_gqa = false;
   double dropout_p = 0.0;
   bool is_causal = false;
   std::optional<double> scale;
-  bool enable_gqa = false;
   int64_t window_left = -1;
   int64_t window_right = -1;
   double softcap = 0.0;
-  OptionalTensor alibi_slopes;
-  OptionalTensor sinks;
   // The last query stands at the last key, as in flash_attn: causal_offset = seqlen_k - seqlen_q.
   bool is_bottom_right = false;
+  OptionalTensor alibi_slopes;
+  OptionalTensor sinks;
   OptionalTensor rng_state;  // of dropout: as by draw_rng_state()
   OptionalTensor block_classes;  // of attn_mask: as by mask_block_classes()
   std::optional<PackedSequences> packed;

@@ -9,8 +9,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <array>
 #include <string>
-#include <vector>
 
 #include "attn_args.h"
 
@@ -43,20 +43,31 @@ inline void refuse_gradient(const char* op, const char* option, const OptionalTe
                               option, " without requires_grad");
 }
 
+// Whether an op is to save its inputs; `inputs` are those that may have a gradient.
+template <typename... Tensors>
+bool wants_gradients(const char* op, const OptionalTensor& alibi_slopes, const Tensors&... inputs) {
+  refuse_forward_mode(op, alibi_slopes, inputs...);
+  if (!at::GradMode::is_enabled()) return false;
+  refuse_gradient(op, "alibi_slopes", alibi_slopes);
+  return torch::autograd::compute_requires_grad(inputs...);
+}
+
 // Dropout draws its state at the Autograd key, so that backward and torch.compile see it as a tensor.
 inline bool needs_rng_state(double dropout_p, const OptionalTensor& rng_state) {
   return dropout_p > 0.0 && !rng_state.has_value();
 }
 
 // Gradients of gradients: asking for them (create_graph=True) is fine, using them is an error.
-template <typename... Tensors>
-void refuse_double_backward(const char* op, const std::vector<at::Tensor>& gradients,
-                            const Tensors&... inputs) {
+template <size_t GRADIENTS, typename... Tensors>
+void refuse_double_backward(const char* op, const std::array<at::Tensor, GRADIENTS>& gradients,
+                            std::array<bool, GRADIENTS> wanted, const Tensors&... inputs) {
   if (!torch::autograd::compute_requires_grad(inputs...)) return;
   const auto node = c10::make_intrusive<torch::autograd::Error>(
       std::string("flash_mps::") + op + ": double backward is not supported" + kWayRound,
       torch::autograd::collect_next_edges(inputs...));
-  for (const at::Tensor& gradient : gradients) torch::autograd::set_history(gradient, node);
+  for (size_t i = 0; i < GRADIENTS; ++i) {
+    if (wanted[i]) torch::autograd::set_history(gradients[i], node);
+  }
 }
 
 }  // namespace flash_mps

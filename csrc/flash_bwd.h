@@ -11,7 +11,7 @@ namespace flash_mps {
 
 // Which gradients are asked for.
 struct WantedGradients {
-  bool query, key, value, mask, sinks;
+  bool query = false, key = false, value = false, mask = false, sinks = false;
 };
 
 // Gradients of the problem's query, key, value (of its whole batch) and float mask, in their dtypes, and

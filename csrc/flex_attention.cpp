@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "backward_args.h"
 #include "flash_bwd.h"
 #include "flash_fwd.h"
 #include "mask_args.h"
@@ -19,7 +20,7 @@ constexpr size_t kMaxDimensions = 256;
 
 AttnProblem check_flex(const char* op, FLASH_MPS_FLEX_PARAMETERS) {
   AttnProblem problem =
-      check_inputs(op, query, key, value, {.scale = scale, .enable_gqa = enable_gqa});
+      check_inputs(op, query, key, value, {.enable_gqa = enable_gqa, .scale = scale});
   if (block_classes.has_value()) take_block_classes(op, *block_classes, problem);
   FLASH_MPS_CHECK(captured.size() <= kMaxCaptured,
                   c10::str("at most ", kMaxCaptured, " captured tensors"), captured.size());
@@ -57,14 +58,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flex_attention_backward(
   constexpr const char* kOp = "flex_attention_backward";
   const AttnProblem problem =
       check_flex(kOp, query, key, value, captured, code, block_classes, scale, enable_gqa);
-  const at::Tensor grad_lse_or_none = grad_lse.value_or(at::Tensor());
-  check_results(kOp, problem, out, lse, grad_out, grad_lse_or_none);
-  const AttnGradients gradients =
-      flash_bwd(kOp, problem, out, lse, grad_out, grad_lse_or_none,
-                {.query = output_mask[0], .key = output_mask[1], .value = output_mask[2]});
+  const AttnGradients gradients = checked_backward<flash_bwd>(
+      kOp, problem, out, lse, grad_out, grad_lse.value_or(at::Tensor()),
+      {.query = output_mask[0], .key = output_mask[1], .value = output_mask[2]});
   const auto result = [&](const at::Tensor& gradient, const at::Tensor& input) {
-    return gradient.defined() ? restore_operand(problem, gradient, input)
-                              : at::empty({0}, query.options());
+    return gradient.defined() ? restore_operand(problem, gradient, input) : no_gradient(query);
   };
   return {result(gradients.query, query), result(gradients.key, key),
           result(gradients.value, value)};

@@ -8,6 +8,7 @@
 #include "attention_cpu.h"
 #include "attention_varlen.h"
 #include "attn_args.h"
+#include "backward_args.h"
 #include "block_classes.h"
 #include "flash_bwd.h"
 #include "flash_decode.h"
@@ -21,16 +22,10 @@ namespace flash_mps {
 AttnProblem check_arguments(const char* op, FLASH_MPS_PARAMETERS) {
   return check_inputs(op, query, key, value,
                       {.attn_mask = attn_mask,
-                       .dropout_p = dropout_p,
-                       .is_causal = is_causal,
-                       .scale = scale,
                        .enable_gqa = enable_gqa,
-                       .window_left = window_left,
-                       .window_right = window_right,
-                       .softcap = softcap,
+                       FLASH_MPS_NUMBER_FIELDS,
                        .alibi_slopes = alibi_slopes,
                        .sinks = sinks,
-                       .is_bottom_right = is_bottom_right,
                        .rng_state = rng_state,
                        .block_classes = block_classes});
 }
@@ -111,42 +106,26 @@ TensorPair attention_with_lse_on_cpu(FLASH_MPS_PARAMETERS) {
   return attention_cpu(check_arguments(kAttentionWithLse, FLASH_MPS_ARGUMENTS), true);
 }
 
-using BackwardKernel = AttnGradients(const char* op, const AttnProblem& problem,
-                                     const at::Tensor& out, const at::Tensor& lse,
-                                     const at::Tensor& grad_out, const at::Tensor& grad_lse,
-                                     WantedGradients wanted);
-
 template <BackwardKernel& KERNEL>
 FiveTensors attention_backward(FLASH_MPS_BACKWARD_PARAMETERS) {
   // Backward may run under autocast, which must not reach the torch ops in here.
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
-  TORCH_CHECK(dropout_p == 0.0 || rng_state.has_value(), "flash_mps::", kAttentionBackward,
-              ": expected the rng_state of the forward call with dropout_p of ", dropout_p,
-              ", got none");
+  check_rng_state(kAttentionBackward, dropout_p, rng_state);
   const AttnProblem problem = check_arguments(kAttentionBackward, FLASH_MPS_ARGUMENTS);
-  const at::Tensor grad_lse_or_none = grad_lse.value_or(at::Tensor());
-  check_results(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none);
   const auto [wants_query, wants_key, wants_value, wants_mask, wants_sinks] = output_mask;
-  const bool has_float_mask = problem.mask_kind != kNoMask && problem.mask_kind != kBoolMask;
-  TORCH_CHECK(has_float_mask || !wants_mask, "flash_mps::", kAttentionBackward,
-              ": expected a float attn_mask where its gradient is asked for, got ",
-              attn_mask.has_value() ? "a bool one" : "none");
-  TORCH_CHECK(sinks.has_value() || !wants_sinks, "flash_mps::", kAttentionBackward,
-              ": expected sinks where their gradient is asked for, got none");
-  const AttnGradients gradients =
-      KERNEL(kAttentionBackward, problem, out, lse, grad_out, grad_lse_or_none,
-             {.query = wants_query,
-              .key = wants_key,
-              .value = wants_value,
-              .mask = wants_mask,
-              .sinks = wants_sinks});
-  const auto result = [&](bool wanted, const at::Tensor& gradient, const OptionalTensor& input) {
-    return wanted ? restore_operand(problem, gradient, *input) : at::empty({0}, query.options());
+  const AttnGradients gradients = checked_backward<KERNEL>(
+      kAttentionBackward, problem, out, lse, grad_out, grad_lse.value_or(at::Tensor()),
+      {.query = wants_query,
+       .key = wants_key,
+       .value = wants_value,
+       .mask = wants_mask,
+       .sinks = wants_sinks});
+  const auto result = [&](const at::Tensor& gradient, const OptionalTensor& input) {
+    return gradient.defined() ? restore_operand(problem, gradient, *input) : no_gradient(query);
   };
-  return {result(wants_query, gradients.query, query), result(wants_key, gradients.key, key),
-          result(wants_value, gradients.value, value),
-          result(wants_mask, gradients.mask, attn_mask),
-          wants_sinks ? gradients.sinks.to(sinks->scalar_type()) : at::empty({0}, query.options())};
+  return {result(gradients.query, query), result(gradients.key, key),
+          result(gradients.value, value), result(gradients.mask, attn_mask),
+          wants_sinks ? gradients.sinks.to(sinks->scalar_type()) : no_gradient(query)};
 }
 
 }  // namespace

@@ -27,6 +27,10 @@ using FiveTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, a
   attn_mask, dropout_p, is_causal, scale, enable_gqa, window_left, window_right, softcap, \
       alibi_slopes, sinks, is_bottom_right, state, classes
 #define FLASH_MPS_OPTIONS FLASH_MPS_OPTIONS_WITH(rng_state, block_classes)
+// The fields of AttnOptions, from parameters of their names, that are plain numbers in every op.
+#define FLASH_MPS_NUMBER_FIELDS                                                               \
+  .dropout_p = dropout_p, .is_causal = is_causal, .scale = scale, .window_left = window_left, \
+  .window_right = window_right, .softcap = softcap, .is_bottom_right = is_bottom_right
 
 #define FLASH_MPS_PARAMETERS                                               \
   const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, \

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s*(["<])([^">]+)[">]', re.MULTILINE)
 ATEN = re.compile(r"^(ATen|torch|c10)/")
-ATEN_USERS = re.compile(r"(ops|autograd\w*|autocast|(attn|score|mask)_args|attention_\w+|"
+ATEN_USERS = re.compile(r"(ops|autograd\w*|autocast|(attn|score|mask|backward)_args|attention_\w+|"
                         r"fl(ash|ex)_\w+|block_classes|kv_cache\w*|sdpa|bindings)\.(cpp|h)$|device_metal\.mm$")
 ATTENTION_HEADERS = {"attn_args.h", "tiling.h", "kernel_key.h", "attn_params.h", "instances.h"}
 DEVICE_LAYER = ("device.h", "device.cpp", "device_metal.mm")
