@@ -154,7 +154,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
     // Sᵀ = K Qᵀ
     Strip<float, BQ / kFragment> P;
-    fill(P, 0.0f);
     if (STAGED) {
       multiply_rows<D, IN_REGISTERS, true>(
           P, K, K_rows, params.k_stride_s, rows, Q_tile, kQPitch, BQ, params.head_dim, lane);
@@ -198,7 +197,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
     // dPᵀ = V dOᵀ; dSᵀ = Pᵀ (dPᵀ - delta); dSᵀ = score_bwd(dSᵀ)
     Strip<float, BQ / kFragment> dS;
-    fill(dS, 0.0f);
     if (STAGED) {
       multiply_rows<DV, IN_REGISTERS, true>(
           dS, V, V_rows, params.v_stride_s, rows, dO_tile, kDOPitch, BQ, params.head_dim_v, lane);

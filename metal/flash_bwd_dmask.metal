@@ -49,8 +49,6 @@ inline void add_mask_gradient(
   const int keys = band.seqlen_k - k_start;
   Strip<float, COUNT> P;
   Strip<float, COUNT> dS;
-  fill(P, 0.0f);
-  fill(dS, 0.0f);
   Strip<T, 1> A;
   multiply_rows<D, false, false>(
       P, A, Q_rows, params.q_stride_s, rows, K_rows, params.k_stride_s, keys, params.head_dim,

@@ -136,7 +136,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
     // S = Q Kᵀ
     Strip<float, BK / kFragment> S;
-    fill(S, 0.0f);
     if (STAGED) {
       multiply_rows<D, IN_REGISTERS, true>(
           S, Q, Q_rows, params.q_stride_s, rows, K_tile, kKPitch, BK, params.head_dim, lane);
@@ -160,7 +159,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
 
     // dP = dO Vᵀ; dS = P (dP - delta); dS = score_bwd(dS)
     Strip<float, BK / kFragment> dS;
-    fill(dS, 0.0f);
     if (STAGED) {
       multiply_rows<DV, IN_REGISTERS, true>(
           dS, dO, dO_rows, bwd.dout_stride_s, rows, V_tile, kVPitch, BK, params.head_dim_v, lane);

@@ -136,7 +136,6 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool Q_IN_REGI
 
     // S = Q Kᵀ
     Strip<float, BK / kFragment> S;
-    fill(S, 0.0f);
     if (STAGED) {
       multiply_rows<D, Q_IN_REGISTERS, true>(
           S, Q, Q_rows, params.q_stride_s, rows, K_tile, kKPitch, BK, params.head_dim, lane);

@@ -1,4 +1,4 @@
-// Products of whole rows, S += A Bᵀ: scores and dP, whose sums run over head_dim.
+// Products of whole rows, S = A Bᵀ: scores and dP, whose sums run over head_dim.
 #pragma once
 
 #include "tile.h"
@@ -10,45 +10,7 @@ namespace flash_mps {
 constant constexpr int kWidestRow = 256;
 constant constexpr int kPartOfRow = 64;
 
-// S += A Bᵀ for PART of D elements of the rows, from `first` on; see multiply_rows().
-template <
-    int D,
-    int PART,
-    bool IN_REGISTERS,
-    bool STAGED,
-    typename T,
-    int KEPT,
-    int COUNT,
-    typename Source>
-inline void multiply_part(
-    thread Strip<float, COUNT>& S,
-    thread Strip<T, KEPT>& A,
-    const device T* A_rows,
-    int64_t A_stride,
-    int num_rows_A,
-    Source B_rows,
-    int64_t B_stride,
-    int num_rows_B,
-    int head_dim,
-    int first,
-    uint lane) {
-  FLASH_MPS_UNROLL
-  for (int d = 0; d < PART; d += kFragment) {
-    const int column = first + d;
-    if (column >= D) {
-      continue;
-    }
-    thread Fragment<T>& A_fragment = A.fragments[IN_REGISTERS ? column / kFragment : 0];
-    const int columns = head_dim - column;
-    if (!IN_REGISTERS) {
-      load_fragment(A_fragment, A_rows + column, A_stride, num_rows_A, columns, lane);
-    }
-    multiply_transposed(
-        S, A_fragment, B_rows + column, B_stride, num_rows_B, STAGED ? kFragment : columns, lane);
-  }
-}
-
-// S += A Bᵀ for rows of D elements, of which head_dim exist. A is 8 rows, the first num_rows_A of which
+// S = A Bᵀ for rows of D elements, of which head_dim exist. A is 8 rows, the first num_rows_A of which
 // exist, IN_REGISTERS or else at A_rows; B is COUNT * 8 rows, of which num_rows_B exist, or all of which
 // are STAGED.
 template <int D, bool IN_REGISTERS, bool STAGED, typename T, int KEPT, int COUNT, typename Source>
@@ -65,17 +27,29 @@ inline void multiply_rows(
     uint lane) {
   static_assert(!IN_REGISTERS || D <= kWidestRow, "rows this wide are not kept in registers");
   constexpr int kPart = D <= kWidestRow ? D : kPartOfRow;
-  if (kPart == D) {
-    multiply_part<D, kPart, IN_REGISTERS, STAGED>(
-        S, A, A_rows, A_stride, num_rows_A, B_rows, B_stride, num_rows_B, head_dim, 0, lane);
-    return;
-  }
   for (int first = 0; first < D; first += kPart) {
     Strip<float, COUNT> part;
     fill(part, 0.0f);
-    multiply_part<D, kPart, IN_REGISTERS, STAGED>(
-        part, A, A_rows, A_stride, num_rows_A, B_rows, B_stride, num_rows_B, head_dim, first, lane);
-    add(S, part);
+    FLASH_MPS_UNROLL
+    for (int d = 0; d < kPart; d += kFragment) {
+      const int column = first + d;
+      if (column >= D) {
+        continue;
+      }
+      thread Fragment<T>& A_fragment = A.fragments[IN_REGISTERS ? d / kFragment : 0];
+      const int columns = head_dim - column;
+      if (!IN_REGISTERS) {
+        load_fragment(A_fragment, A_rows + column, A_stride, num_rows_A, columns, lane);
+      }
+      multiply_transposed(
+          part, A_fragment, B_rows + column, B_stride, num_rows_B, STAGED ? kFragment : columns,
+          lane);
+    }
+    if (first == 0) {
+      S = part;
+    } else {
+      add(S, part);
+    }
   }
 }
 

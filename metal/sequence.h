@@ -68,14 +68,14 @@ inline int segment_of_block(
   return segment;
 }
 
+// What the queries of a packed sequence of these lengths see.
 inline Band band_of_lengths(constant AttnParams& params, int seqlen_q, int seqlen_k) {
-  Band band;
-  band.first_key = 0;
+  Band band = band_of(params);
   band.seqlen_q = seqlen_q;
   band.seqlen_k = seqlen_k;
   band.offset = params.is_bottom_right != 0 ? seqlen_k - seqlen_q : 0;
-  band.begin = band.offset + params.band_begin;
-  band.end = band.offset + params.band_end;
+  band.begin += band.offset;
+  band.end += band.offset;
   return band;
 }
 
