@@ -42,6 +42,18 @@ def _backward(
     assert query.grad is not None and (mask is None or mask.grad is not None)
 
 
+def _backward_twice(dtype: torch.dtype) -> None:
+    query = _zeros(dtype, 1, 1, 3, 8).requires_grad_()
+    out = torch_flash_mps.attention(query, query, query)
+    (gradient,) = torch.autograd.grad(out.sum(), query, create_graph=True)
+    gradient.sum().backward()
+
+
+def _forward_mode(dtype: torch.dtype) -> None:
+    query = _zeros(dtype, 1, 1, 3, 8)
+    torch.func.jvp(lambda q: torch_flash_mps.attention(q, query, query), (query,), (query,))
+
+
 def _backward_of_sinks(dtype: torch.dtype) -> None:
     query, sinks = _zeros(dtype, 1, 2, 3, 8).requires_grad_(), _zeros(dtype, 2).requires_grad_()
     torch_flash_mps.attention(
@@ -139,6 +151,11 @@ FEATURES: dict[str, Callable[[torch.dtype], None]] = {
     "`flex_attention`, with gradients": lambda t: _flex(t, 20),
     "`flex_attention`, one query (decode)": lambda t: _flex(t, 1),
     "`dropout_p` > 0": lambda t: _call(t, dropout_p=0.1),
+    "gradient of `alibi_slopes`": lambda t: _call(
+        t, alibi_slopes=_zeros(torch.float32, 2).requires_grad_()
+    ),
+    "double backward": lambda t: _backward_twice(t),
+    "forward-mode differentiation": lambda t: _forward_mode(t),
 }
 
 
@@ -146,8 +163,6 @@ def _answer(feature: Callable[[torch.dtype], None], dtype: torch.dtype) -> str:
     try:
         feature(dtype)
         torch.mps.synchronize()
-    except NotImplementedError:
-        return "not yet"
     except RuntimeError:
         return "no"
     return "yes"
