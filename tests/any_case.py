@@ -25,7 +25,7 @@ SAME_EVERY_TIME = settings(
 
 
 @st.composite
-def any_case(draw, max_rows: int = 40, layouts: tuple[str, ...] = ("sliced", "bshd", "strided")):
+def any_case(draw, max_rows: int = 140, layouts: tuple[str, ...] = ("sliced", "bshd", "strided")):
     dtype, dims, mask, modifiers = draw(st.sampled_from(BUILDS))
     if mask is not None:
         mask += "." + "".join(dim for dim in "bhqk" if draw(st.booleans()))

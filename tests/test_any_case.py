@@ -25,7 +25,7 @@ def check_everything(case: Case, place: torch.device, seed: int, through_lse: bo
     inputs = make_inputs(case, place, seed)
     leaves = [x.detach().requires_grad_() for x in inputs.operands]
     check_lse(*leaves, **inputs.options, case_id=case.id)
-    check_case_gradients(case, place, through_lse=through_lse, seed=seed, with_delta=True)
+    check_case_gradients(case, place, through_lse=through_lse, seed=seed, with_rounding=True)
 
 
 def check_decoding(case: Case, place: torch.device, seed: int, entry: int | None) -> None:
