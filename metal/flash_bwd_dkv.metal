@@ -55,7 +55,7 @@ template <typename T, int D, int DV, int BQ, int BK, bool STAGED, bool IN_REGIST
   constexpr int kQPitch = D + kWordElements;
   constexpr int kDOPitch = DV + kWordElements;
   constexpr int kThreads = BK / kFragment * kSimdWidth;
-  constexpr int kHeadBlocks = (metal::max(D, DV) + COLUMNS - 1) / COLUMNS;
+  constexpr int kHeadBlocks = ((D > DV ? D : DV) + COLUMNS - 1) / COLUMNS;
   static_assert(D % kFragment == 0 && DV % kFragment == 0, "round head_dim up to a multiple of 8");
   static_assert(BQ % kFragment == 0 && BK % kFragment == 0, "block_q, block_k: multiples of 8");
   static_assert(BQ <= 32, "block_q: the queries that a block shows are kept in 32 bits");

@@ -1,5 +1,5 @@
 // P and dS of a strip, from the lse and delta of its queries (Dao 2023, "FlashAttention-2", algorithm
-// 2): P = exp2(S - lse), dS = P (dP - delta), delta = rowsum(dO O).
+// 2): P = exp(S - lse), dS = P (dP - delta), delta = rowsum(dO O).
 #pragma once
 
 #include "online_softmax.h"

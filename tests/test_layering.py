@@ -95,6 +95,14 @@ def test_metal_includes_only_metal(path):
     assert not broken_rules_of_metal(path)
 
 
+def test_constants_of_kernels_call_no_library_function():
+    """Apple does not say which functions of metal_stdlib are constexpr."""
+    constants = [sentence for path in tracked("metal/*.h", "metal/*.metal")
+                 for sentence in re.findall(r"\bconstexpr\b[^;{]*=[^;]*;", path.read_text())]
+    assert len(constants) > 20
+    assert not [sentence for sentence in constants if "metal::" in sentence]
+
+
 @pytest.mark.parametrize("path", host_files(), ids=lambda path: path.name)
 def test_host_includes_point_one_way(path):
     assert not broken_rules_of_host(path)
