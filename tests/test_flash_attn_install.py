@@ -149,3 +149,17 @@ def test_IN_12_a_padded_batch_in_transformers_is_that_of_eager(device, installed
     for name, grad in grads.items():
         torch.testing.assert_close(grad, expected_grads[name], atol=1e-4, rtol=1e-4,
                                    msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_IN_12_a_padded_batch_generates_as_with_eager(device, installed):
+    """A decode step has its queries' places from arange(batch), int32."""
+    eager = tiny("llama", num_key_value_heads=2)
+    model = copy.deepcopy(eager).to(device)
+    model.set_attn_implementation("flash_attention_2")
+    ids = torch.randint(3, eager.config.vocab_size, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected, got = (one.generate(ids.to(place), attention_mask=mask.to(place), **options)
+                     for one, place in ((eager, "cpu"), (model, device)))
+    assert got.tolist() == expected.tolist()

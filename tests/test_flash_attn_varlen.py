@@ -79,12 +79,13 @@ def test_places_that_are_kept_but_unused():
     assert (cu_seqlens.tolist(), max_seqlen, used.tolist()) == ([0, 3, 6], 3, [2, 1])
 
 
-def test_index_first_axis_and_its_inverse():
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_index_first_axis_and_its_inverse(dtype):
     x = torch.randn(5, 2, 3, requires_grad=True)
-    indices = torch.tensor([4, 0, 2])
+    indices = torch.tensor([4, 0, 2], dtype=dtype)
     rows = bert_padding.index_first_axis(x, indices)
     check_same_bits(rows, x[indices])
     back = bert_padding.index_put_first_axis(rows, indices, 5)
-    check_exact(back, x * F.one_hot(indices, 5).sum(0)[:, None, None])
+    check_exact(back, x * F.one_hot(indices.long(), 5).sum(0)[:, None, None])
     (gradient,) = torch.autograd.grad(back.sum(), x)
     assert gradient.sum(dim=(1, 2)).tolist() == [6, 0, 6, 0, 6]

@@ -29,7 +29,7 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """``[first_axis_dim, ...]`` with `values` at the rows `indices` and 0 elsewhere."""
     empty = values.new_zeros((first_axis_dim, *values.shape[1:]))
-    return empty.index_copy(0, indices, values)
+    return empty.index_copy(0, indices.long(), values)   # int32 comes from cu_seqlens
 
 
 def unpad_input(
