@@ -60,7 +60,9 @@ void take_dropout(const char* op, const AttnOptions& options, AttnProblem& probl
 }
 
 at::Tensor draw_rng_state() {
-  return at::randint(std::numeric_limits<int32_t>::max(), {2}, at::kInt);
+  // Checkpointing under torch.compile replays only random ops that name their device.
+  return at::randint(std::numeric_limits<int32_t>::max(), {2},
+                     at::dtype(at::kInt).device(at::kCPU));
 }
 
 uint32_t dropout_threshold(const AttnProblem& problem) {

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch._dynamo.compiled_autograd
 import torch._dynamo.testing
+import torch.utils.checkpoint
 from cases import Case, make_inputs
-from checks import check_exact
+from checks import check_exact, check_same_bits
 from decoding import ENTRIES, decode
 
 import torch_flash_mps
@@ -131,3 +132,20 @@ def test_compiled_autograd(place, dynamic, return_lse):
             loss.backward()
         for leaf, gradient in zip(leaves, expected, strict=True):
             check_exact(leaf.grad, gradient)
+
+
+def test_compiled_checkpointing_replays_dropout(place, counter):
+    def attend(q, k, v):
+        return torch_flash_mps.attention(q, k, v, dropout_p=0.5)
+
+    def checkpointed(*operands):
+        return torch.utils.checkpoint.checkpoint(attend, *operands, use_reentrant=False)
+
+    operands = make_inputs(Case(1, 2, 2, 20, 33), place).operands
+    results = []
+    for function in (attend, compile_with(checkpointed, counter)):
+        torch.manual_seed(3)
+        leaves = [x.detach().requires_grad_() for x in operands]
+        results.append(torch.autograd.grad(function(*leaves).square().sum(), leaves))
+    for got, expected in zip(*results, strict=True):
+        check_same_bits(got, expected)
