@@ -109,8 +109,8 @@ def explain(
 
     Returns:
         ``kernel``: its name, None when no kernel would run; ``reason``: then why. For a kernel also
-        ``op``: "flash_decode" with up to 16 queries whose gradient is not wanted, else "flash_fwd";
-        ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
+        ``op``: "flash_decode" with up to 16 queries whose gradient is not wanted, without dropout,
+        else "flash_fwd"; ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
         ("staged": K and V go through threadgroup memory; "direct": they are read where they are),
         ``home`` (of the query tile: "registers" or "device"), ``classifies_mask`` (whether a pass
         over attn_mask first finds the blocks that can be skipped). For flash_fwd ``num_q_blocks``,
