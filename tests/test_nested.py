@@ -64,6 +64,24 @@ def test_queries_and_keys_of_other_lengths(device):
     check_exact(out[4:], ref[0].transpose(0, 1), 1e-5)
 
 
+def test_keys_and_values_that_were_made_apart(device):
+    """Each with offsets of its own, of the same numbers; gradients too."""
+    parts = [[torch.randn(n, 2, 24).requires_grad_() for n in sizes]
+             for sizes in ((3, 1, 5), (20, 4, 13), (20, 4, 13))]
+    leaves = sum(parts, [])
+    expected = [F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in one)).transpose(0, 1)
+                for one in zip(*parts, strict=True)]
+    operands = [torch.nested.as_nested_tensor([x.to(device) for x in one], layout=torch.jagged)
+                .transpose(1, 2) for one in parts]
+    with torch_flash_mps.sdpa_enabled():
+        values = F.scaled_dot_product_attention(*operands).transpose(1, 2).values()
+    check_exact(values, torch.cat(expected), 1e-5)
+    grads = [torch.autograd.grad(one.square().sum(), leaves)
+             for one in (values.cpu(), torch.cat(expected))]
+    for got, one in zip(*grads, strict=True):
+        check_exact(got, one, 1e-4)
+
+
 def test_a_jagged_layer_trains(device):
     """Projections of a nested tensor, attention, and back, as a model has it."""
     parts = [torch.randn(n, 16) for n in (3, 17, 1)]

@@ -54,7 +54,6 @@ def _attention(
     from torch.nested._internal import nested_tensor
 
     _check(query, key, value, enable_gqa)
-    # A size of a jagged dimension stands for its offsets, so nothing here waits for the device.
     rows = [tensor.transpose(1, 2).values() for tensor in operands]
     most = [rows[0].size(0), rows[1].size(0)]
     out = torch.ops.flash_mps.attention_varlen(
@@ -84,6 +83,13 @@ def _check(query: Nested, key: Nested, value: Nested, enable_gqa: bool) -> None:
             )
 
     expect(query.size(0) == key.size(0), "query and key of equal batch size")
-    expect(key.size(2) == value.size(2), "value with the sequence lengths of key")
+    expect(_is_of_same_lengths(key, value), "value with the sequence lengths of key")
     expect(enable_gqa or query.size(1) == key.size(1),
            "enable_gqa=True where query and key differ in head count")
+
+
+def _is_of_same_lengths(one: Nested, other: Nested) -> bool:
+    """A size of a jagged dimension stands for its offsets, so only tensors that were made apart,
+    each with offsets of its own, wait for the device."""
+    return one.size(2) == other.size(2) or torch.equal(
+        one.offsets().long(), other.offsets().long())
