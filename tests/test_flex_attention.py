@@ -128,6 +128,22 @@ def test_captured_tensors_of_any_strides_and_rank(device):
           plain_attention(*(x.float() for x in reference), same, None)[0].float())
 
 
+def test_captured_scalars_alone(device):
+    """No dimensions at all: one score_mod, one mask_mod, a scalar from the CPU among them."""
+    gain, width = torch.tensor(0.5, device=device, requires_grad=True), torch.tensor(20)
+    q, k, v = torch.randn(3, 1, 2, 40, 8, device=device)
+    mask = create_block_mask(lambda b, h, qi, ki: qi + 3 > ki, None, None, 40, 40, device="mps")
+    mask.mask_mod = lambda b, h, qi, ki: (qi - ki).abs() < width
+    out = flex_attention(q, k, v, lambda s, b, h, qi, ki: s * gain, mask)
+    leaf = gain.detach().cpu().double().requires_grad_()
+    ref, _ = plain_attention(*(x.cpu().double() for x in (q, k, v)),
+                             lambda s, b, h, qi, ki: s * leaf,
+                             lambda b, h, qi, ki: (qi - ki).abs() < 20)
+    check(out, ref)
+    check(*(torch.autograd.grad(x[0, 0, :, 0].sum(), [one])[0]
+            for x, one in ((out, gain), (ref, leaf))))
+
+
 def test_indices_beyond_a_captured_tensor_read_its_ends(device, checked):
     """Negative ones count from the end, as in PyTorch; nothing outside of it is read."""
     table = poisoned(torch.tensor([1.0, 2.0, 4.0]), device)

@@ -54,7 +54,7 @@ def _buffers(captured: list[Tensor]) -> list[str]:
         for i, tensor in enumerate(captured)
     ]
     names = [f"user_t{i}" for i in range(len(captured))]
-    if captured:
+    if layout(captured):
         fields.append("constant int64_t* layout;")
         bound.append("constant int64_t* user_layout "
                      "[[buffer(kUserLayoutBuffer), function_constant(has_user_code)]]")
