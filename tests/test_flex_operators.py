@@ -42,6 +42,7 @@ FLOATS = {
     "clamp-one-side": lambda s, b, h, q, k: s.clamp(min=0.1) + torch.clamp_max(s * 2, 0.5),
     "clamp-by-tensors": lambda s, b, h, q, k: torch.clamp(s, s * 0.5 - 1, s * 0.25 + 1),
     "exp": lambda s, b, h, q, k: torch.exp(s * 0.5),
+    "exp2": lambda s, b, h, q, k: torch.exp2(s * 0.5) + s * torch.exp2(-((h + 1) * 8.0 / 4)),
     "log": lambda s, b, h, q, k: torch.log(s * s + 0.5),
     "tanh": lambda s, b, h, q, k: torch.tanh(s) * 3,
     "sigmoid": lambda s, b, h, q, k: torch.sigmoid(s) * 3,

@@ -129,6 +129,10 @@ def _power(call: Call) -> Value:
     return power if exponent >= 0 else call.result("div", one, power)
 
 
+def _exp2(call: Call) -> Value:
+    return call.arithmetic("pow", 2.0, call.args[0])
+
+
 def _reciprocal(call: Call) -> Value:
     dtype = call.own_dtype()
     return call.result("div", call.make.constant(1.0, dtype), call.value(call.args[0], dtype))
@@ -200,8 +204,8 @@ _RULES: dict[str, Callable[[Call], Lowered]] = {
     "add": _scaled("add"), "sub": _scaled("sub"), "rsub": _scaled("sub", is_reversed=True),
     "mul": _product, "div": _division, "floor_divide": _binary("floor_divide"),
     "remainder": _binary("remainder"), "fmod": _binary("fmod"), "neg": _unary("neg"),
-    "abs": _unary("abs"), "exp": _unary("exp"), "log": _unary("log"), "tanh": _unary("tanh"),
-    "sigmoid": _unary("sigmoid"), "sqrt": _unary("sqrt"), "rsqrt": _rsqrt,
+    "abs": _unary("abs"), "exp": _unary("exp"), "exp2": _exp2, "log": _unary("log"),
+    "tanh": _unary("tanh"), "sigmoid": _unary("sigmoid"), "sqrt": _unary("sqrt"), "rsqrt": _rsqrt,
     "reciprocal": _reciprocal, "pow": _power, "minimum": _binary("minimum"),
     "maximum": _binary("maximum"), "clamp": _clamp, "clamp_min": _limit("clamp_min"),
     "clamp_max": _limit("clamp_max"), "where": _where, "masked_fill": _masked_fill,
