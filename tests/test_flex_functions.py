@@ -140,6 +140,12 @@ CALLS = {
     "python-if": (
         "flex(Q, K, K, lambda s, b, h, q, k: s if q > 3 else s + 1)", "NotImplementedError",
         ["score_mod uses the operator aten._local_scalar_dense", "torch.where"]),
+    "value-of-a-captured-tensor": (
+        "flex(Q, K, K, lambda s, b, h, q, k, c=torch.tensor(2.0): s * float(c))",
+        "NotImplementedError", ["score_mod uses the operator aten._local_scalar_dense"]),
+    "list-of-a-captured-tensor": (
+        "flex(Q, K, K, lambda s, b, h, q, k, c=torch.ones(2): s * c.tolist()[1])",
+        "NotImplementedError", ["score_mod uses the operator aten._local_scalar_dense"]),
     "whole-tensor": (
         "flex(Q, K, K, lambda s, b, h, q, k: s + T[h])", "NotImplementedError",
         ["expected score_mod to index a captured tensor of shape (4, 6) down to one element",

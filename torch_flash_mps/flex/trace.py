@@ -55,12 +55,21 @@ def _result(
     return make.cast(value, torch.float32) if has_score else value
 
 
-class _IndexByTensors(TorchFunctionMode):
-    """Makes `tensor[b, h]` one ATen operator; else indices of rank 0 would ask for their values."""
+_READS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__,
+          Tensor.__int__, Tensor.__index__, Tensor.__float__, Tensor.__complex__}
+
+
+class _Tracing(TorchFunctionMode):
+    """Makes `tensor[b, h]` one ATen operator; else indices of rank 0 would ask for their values.
+
+    The value of a captured tensor would be a number of the text, which must not depend on it.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is Tensor.__getitem__:
             return _index(*args)
+        if function in _READS:
+            raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
         return function(*args, **(kwargs or {}))
 
 
@@ -90,7 +99,7 @@ def _index(tensor: Tensor, index: Any) -> Tensor:
 def _record(
     name: str, function: Callable[..., Tensor], has_score: bool, device: torch.device
 ) -> fx.GraphModule:
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _IndexByTensors():
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Tracing():
         arguments = [torch.empty((), dtype=torch.int64, device=device) for _ in INDICES]
         if has_score:
             arguments.insert(0, torch.empty((), dtype=torch.float32, device=device))
