@@ -25,7 +25,14 @@ class _Entry:
 
     snapshots: list
     program: Program
-    captured: list[weakref.ref[Tensor]]
+    captured: list[tuple[weakref.ref[Tensor], torch.dtype, int]]   # with dtype and rank
+
+    def tensors(self) -> tuple[Tensor, ...] | None:
+        """What it captured; None if the text is not for them any more."""
+        found = [(ref(), dtype, dim) for ref, dtype, dim in self.captured]
+        alive = [one for one, dtype, dim in found
+                 if one is not None and (one.dtype, one.dim()) == (dtype, dim)]
+        return tuple(alive) if len(alive) == len(found) else None
 
 
 _entries: OrderedDict[tuple, list[_Entry]] = OrderedDict()
@@ -35,21 +42,18 @@ def program_of(score_mod: Function, mask_mod: Function, device: torch.device) ->
     """The program of both functions, which are traced only where they may trace otherwise."""
     try:
         snapshots = [snapshot(one) for one in (score_mod, mask_mod)]
-    except Unknowable:
+    except (Unknowable, RecursionError):
         return make_program(score_mod, mask_mod, device)
     key = (code_of(score_mod), code_of(mask_mod), str(device))
     entries = _entries.setdefault(key, [])
     _entries.move_to_end(key)
     for entry in entries:
-        if entry.snapshots == snapshots:
-            alive = [tensor for ref in entry.captured if (tensor := ref()) is not None]
-            if len(alive) == len(entry.captured):
-                return replace(entry.program, captured=tuple(alive))
+        if entry.snapshots == snapshots and (captured := entry.tensors()) is not None:
+            return replace(entry.program, captured=captured)
     program = make_program(score_mod, mask_mod, device)
     entries.append(_Entry(snapshots, replace(program, captured=()),
-                          [weakref.ref(one) for one in program.captured]))
-    entries[:] = [one for one in entries[-_MAX_PROGRAMS:]
-                  if all(ref() is not None for ref in one.captured)]
+                          [(weakref.ref(one), one.dtype, one.dim()) for one in program.captured]))
+    entries[:] = [one for one in entries[-_MAX_PROGRAMS:] if one.tensors() is not None]
     while len(_entries) > _MAX_PAIRS:
         _entries.popitem(last=False)
     return program
