@@ -154,8 +154,10 @@ def test_an_error_of_the_op_fails_its_anchor_alone(monkeypatch, capsys):
 
 
 def test_selftest_knows_its_cases(capsys):
-    assert main(["selftest", "--case", "KF-99"]) == 2
-    assert "expected a case of BW-04" in capsys.readouterr().err
+    assert main(["selftest", "--case", "KF-27", "--case", "KF-99"]) == 2
+    captured = capsys.readouterr()
+    assert "expected a case of BW-04" in captured.err and "got KF-99\n" in captured.err
+    assert not captured.out
 
 
 @pytest.mark.parametrize("command", ["selftest", "bench"])
@@ -229,6 +231,32 @@ def test_bench_asks_for_matplotlib(monkeypatch, capsys):
                         lambda name, *more: None if name == "matplotlib" else find(name, *more))
     assert main(["bench"]) == 2
     assert "pip install 'torch_flash_mps[bench]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--seqlen", "64", "0"], "--seqlen: expected an integer of at least 1, got 0"),
+    (["--heads", "two"], "--heads: expected an integer of at least 1, got two"),
+    (["--repeats", "0"], "--repeats: expected an integer of at least 1, got 0"),
+    (["--warm-up", "nan"], "--warm-up: expected a number of at least 0, got nan"),
+    (["--output", "bench.md"], "expected a file that ends in .png, in a folder that exists"),
+    (["--output", "missing/bench.png"], "in a folder that exists, got missing/bench.png"),
+])
+def test_bench_refuses_an_argument_before_it_measures(arguments, expected, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([*SMALL, *arguments])
+    assert exit.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--heads", "3", "--kv-heads", "2"], "a query head count that is a multiple of key's"),
+    (["--head-dim", "600"], "expected head_dim and head_dim_v of at most 576"),
+])
+def test_bench_refuses_sizes_that_the_op_does_not_take(arguments, expected, capsys, tmp_path):
+    assert main([*SMALL, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("bench: ") and expected in captured.err
+    assert not captured.out and not list(tmp_path.iterdir())
 
 
 def test_DC_03_where_ours_is_slower_is_said():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from torch_flash_mps.cli.baselines import (
     pytorch_backend,
 )
 from torch_flash_mps.cli.timing import Timing
+from torch_flash_mps.interface import explain
 from torch_flash_mps.judge import check
 from torch_flash_mps.reference import attention_ref
 
@@ -53,19 +55,44 @@ class Point:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", action="append", choices=OPS, help="may be repeated; default: all")
-    parser.add_argument("--seqlen", type=int, nargs="+", help="default: "
+    parser.add_argument("--seqlen", type=_count, nargs="+", help="default: "
                         f"{SEQLENS}; on the simulated device {SIMULATED_SEQLENS}")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--batch", type=_count, default=1)
+    parser.add_argument("--heads", type=_count, default=8)
+    parser.add_argument("--kv-heads", type=_count, default=2)
+    parser.add_argument("--head-dim", type=_count, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True,
                         help="forward and backward; a decode step sees all keys")
-    parser.add_argument("--repeats", type=int, default=9, help="timed calls of each")
-    parser.add_argument("--warm-up", type=float, default=timing.WARM_UP_SECONDS, metavar="SECONDS")
-    parser.add_argument("--output", type=Path, default=Path("bench.png"), metavar="FILE.png",
+    parser.add_argument("--repeats", type=_count, default=9, help="timed calls of each")
+    parser.add_argument("--warm-up", type=_seconds, default=timing.WARM_UP_SECONDS,
+                        metavar="SECONDS", help="calls of each before the timed ones, at least one")
+    parser.add_argument("--output", type=_png, default=Path("bench.png"), metavar="FILE.png",
                         help="the plot; the table goes to FILE.md beside it")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text}")
+    return seconds
+
+
+def _png(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"expected a file that ends in .png, in a folder that exists, got {text}")
+    return path
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
     if missing is None and importlib.util.find_spec("matplotlib") is None:
         missing = ("the plot needs matplotlib, which is not installed; "
                    "`pip install 'torch_flash_mps[bench]'` brings it")
+    missing = missing or _not_supported(options)
     if missing is not None:
         print(f"bench: {missing}", file=sys.stderr)
         return 2
@@ -91,6 +119,13 @@ def run(options: argparse.Namespace) -> int:
     plot.draw(points, title(options), machine.about(), options.output)
     print(f"\nWritten: {options.output} and {options.output.with_suffix('.md')}", file=sys.stderr)
     return int(any(OURS in point.failures for point in points))
+
+
+def _not_supported(options: argparse.Namespace) -> str | None:
+    """Why our op does not take operands of these sizes; None when it does."""
+    q, k = (torch.empty(1, heads, 1, options.head_dim, dtype=DTYPES[options.dtype], device="mps")
+            for heads in (options.heads, options.kv_heads))
+    return explain(q, k, k, enable_gqa=options.heads != options.kv_heads)["reason"]
 
 
 def measure(op: str, seqlen: int, options: argparse.Namespace) -> Point:

@@ -26,11 +26,13 @@ def run(options: argparse.Namespace) -> int:
     if reason is not None:
         print(f"selftest: no kernel can run here: {reason}", file=sys.stderr)
         return 2
-    chosen = [anchor for anchor in ANCHORS if anchor.case in (options.case or [anchor.case])]
-    if not chosen:
-        print(f"selftest: expected a case of {', '.join(sorted({one.case for one in ANCHORS}))}, "
-              f"got {', '.join(options.case)}", file=sys.stderr)
+    cases = {anchor.case for anchor in ANCHORS}
+    unknown = [case for case in options.case or [] if case not in cases]
+    if unknown:
+        print(f"selftest: expected a case of {', '.join(sorted(cases))}, "
+              f"got {', '.join(unknown)}", file=sys.stderr)
         return 2
+    chosen = [anchor for anchor in ANCHORS if anchor.case in (options.case or cases)]
     print(machine.about())
     with torch.no_grad():
         return run_anchors(chosen)
