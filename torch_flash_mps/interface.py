@@ -110,15 +110,15 @@ def explain(
     Returns:
         ``kernel``: its name, None when no kernel would run; ``reason``: then why. For a kernel also
         ``op``: "flash_decode" with up to 16 queries whose gradient is not wanted, without dropout,
-        else "flash_fwd"; ``family`` (row of the tiling table), ``block_q``, ``block_k``, ``num_simdgroups``, ``path``
-        ("staged": K and V go through threadgroup memory; "direct": they are read where they are),
-        ``home`` (of the query tile: "registers" or "device"), ``classifies_mask`` (whether a pass
-        over attn_mask first finds the blocks that can be skipped). For flash_fwd ``num_q_blocks``,
-        ``num_head_blocks`` (threadgroups that share the columns of a block) and
-        ``num_dispatches``. For flash_decode ``num_rows``, the query rows that read one KV head:
-        seqlen_q times the heads of a group; ``row_tiles`` of ``block_q`` rows in a threadgroup,
-        ``num_row_blocks`` of so many tiles, and ``num_splits``, the parts of the keys that
-        different threadgroups read; 1 means that there is no second pass.
+        else "flash_fwd"; ``family`` (row of the tiling table), ``block_q``, ``block_k``,
+        ``num_simdgroups``, ``path`` ("staged": K and V go through threadgroup memory; "direct":
+        they are read where they are), ``home`` (of the query tile: "registers" or "device"),
+        ``classifies_mask`` (whether a pass over attn_mask first finds the blocks that can be
+        skipped). For flash_fwd ``num_q_blocks``, ``num_head_blocks`` (threadgroups that share the
+        columns of a block) and ``num_dispatches``. For flash_decode ``num_rows``, the query rows
+        that read one KV head: seqlen_q times the heads of a group; ``row_tiles`` of ``block_q``
+        rows in a threadgroup, ``num_row_blocks`` of so many tiles, and ``num_splits``, the parts of
+        the keys that different threadgroups read; 1 means that there is no second pass.
 
     Example:
         >>> import torch, torch_flash_mps
