@@ -155,10 +155,10 @@ def measure(name: str, case: Case = CASE) -> Iterator[Visits]:
             visited = [one["matrix_products"] / products for one in counts]
             read = [one["device_bytes_read_distinct"] for one in counts]
             yield Visits(name, f"{kernel}, {path}", (block_q, block_k), *number, *visited, *read,
-                         number_of_entries(kernel, classes, case, counts[0]))
+                         number_of_entries(kernel, classes, counts[0]))
 
 
-def number_of_entries(kernel: str, classes: Tensor, case: Case, counts: Counter[str]) -> int:
+def number_of_entries(kernel: str, classes: Tensor, counts: Counter[str]) -> int:
     """Of the table that all threadgroups read: a row of it, or a column for every head."""
     entries = classes.size(2) if kernel == "flash_bwd_dkv" else classes.size(3)
     return entries * counts["threadgroups"]

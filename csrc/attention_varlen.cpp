@@ -5,8 +5,6 @@
 
 #include <ATen/Functions.h>
 
-#include <algorithm>
-
 #include "attention_varlen_cpu.h"
 #include "backward_args.h"
 #include "flash_bwd.h"

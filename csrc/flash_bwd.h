@@ -1,10 +1,6 @@
 // The backward op on an MPS device.
 #pragma once
 
-#include <array>
-#include <optional>
-#include <tuple>
-
 #include "attn_args.h"
 
 namespace flash_mps {

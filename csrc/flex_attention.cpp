@@ -2,8 +2,6 @@
 
 #include <ATen/Functions.h>
 
-#include <vector>
-
 #include "backward_args.h"
 #include "flash_bwd.h"
 #include "flash_fwd.h"

@@ -9,7 +9,6 @@ import re
 import numpy as np
 
 THREADS, GROUP_SIZE = 128, 64
-NUM_BYTES = 4 * THREADS            # of each buffer but `table`
 ORDERS = (None, 1, 2, 3)           # ascending, and seeds of shuffled ones
 LIBRARIES = ("faulty", "clean")
 PREAMBLE = """

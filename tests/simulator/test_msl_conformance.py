@@ -53,7 +53,6 @@ BITWISE = {
     "T(uint64_t(simd_active_threads_mask()) == 0xFFFFFFFF)": lambda x: np.ones(32),
     "T(simd_is_first())": lambda x: LANES == 0,
 }
-OPERATIONS = SHUFFLES | REDUCTIONS | BITWISE
 TYPES = {"int": np.int32, "uint": np.uint32, "float": np.float32, "half": np.float16,
          "short": np.int16, "ushort": np.uint16}
 
