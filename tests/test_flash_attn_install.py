@@ -43,6 +43,7 @@ def test_IN_12_nothing_is_there_without_it():
         "assert not [one for one in metadata.distributions() if one.name == 'flash_attn']\n"
         "from transformers.utils import is_flash_attn_2_available\n"
         "assert not is_flash_attn_2_available()\n"
+        "assert torch_flash_mps.flash_attn.bert_padding.unpad_input   # ours needs no import\n"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -58,6 +59,11 @@ def test_IN_12_names_metadata_and_version(installed):
     for name in ("flash_attn", "flash-attn", "Flash.Attn"):
         assert importlib.metadata.version(name) == flash_attn.__version__
     assert not hasattr(flash_attn, "install")
+
+
+def test_IN_12_the_interface_needs_no_import_of_its_own(installed):
+    flash_attn = importlib.import_module("flash_attn")
+    assert flash_attn.flash_attn_interface.flash_attn_func is ours.flash_attn_func
 
 
 def test_IN_12_other_packages_are_found_as_before(installed):

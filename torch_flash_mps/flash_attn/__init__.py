@@ -22,6 +22,7 @@ from torch import Tensor
 
 from torch_flash_mps._extension import extension
 from torch_flash_mps._flash_attn_args import check_layout, score_options
+from torch_flash_mps.flash_attn import bert_padding as bert_padding
 from torch_flash_mps.flash_attn._install import install, uninstall
 from torch_flash_mps.flash_attn.varlen import (
     flash_attn_varlen_func,

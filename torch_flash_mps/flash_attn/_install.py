@@ -69,6 +69,7 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
         vars(module).update(public, __doc__=source.__doc__, __file__=source.__file__)
         if module.__name__ == "flash_attn":
             vars(module).update(__version__=VERSION)
+            importlib.import_module("flash_attn.flash_attn_interface")   # an attribute of it
         elif module.__name__ == "flash_attn.flash_attn_interface":
             vars(module).update(_wrapped_flash_attn_forward=_not_here,
                                 _wrapped_flash_attn_backward=_not_here)
