@@ -17,6 +17,11 @@ OptionalTensor cast_mask(at::ScalarType type, const OptionalTensor& mask, c10::D
   return is_float ? mask : at::autocast::cached_cast(type, mask, device);
 }
 
+// Slopes and sinks, which go with a query of any dtype when they are float32.
+OptionalTensor cast_per_head(const OptionalTensor& tensor, c10::DeviceType device) {
+  return at::autocast::cached_cast(at::kFloat, tensor, device);
+}
+
 template <c10::DeviceType DEVICE, typename Result>
 Result call_in_autocast_dtype(const char* name, FLASH_MPS_PARAMETERS) {
   const c10::impl::ExcludeDispatchKeyGuard guard(
@@ -29,7 +34,8 @@ Result call_in_autocast_dtype(const char* name, FLASH_MPS_PARAMETERS) {
             at::autocast::cached_cast(type, key, DEVICE),
             at::autocast::cached_cast(type, value, DEVICE), cast_mask(type, attn_mask, DEVICE),
             dropout_p, is_causal, scale, enable_gqa, window_left, window_right, softcap,
-            alibi_slopes, sinks, is_bottom_right, rng_state, block_classes);
+            cast_per_head(alibi_slopes, DEVICE), cast_per_head(sinks, DEVICE), is_bottom_right,
+            rng_state, block_classes);
 }
 
 template <c10::DeviceType DEVICE, typename Result>
@@ -42,8 +48,10 @@ Result call_varlen_in_autocast_dtype(const char* name, FLASH_MPS_VARLEN_PARAMETE
       .typed<Result(FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt))>()
       .call(at::autocast::cached_cast(type, query, DEVICE),
             at::autocast::cached_cast(type, key, DEVICE),
-            at::autocast::cached_cast(type, value, DEVICE),
-            FLASH_MPS_VARLEN_OPTIONS_WITH(rng_state));
+            at::autocast::cached_cast(type, value, DEVICE), cu_seqlens_q, cu_seqlens_k,
+            max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale, window_left, window_right,
+            softcap, cast_per_head(alibi_slopes, DEVICE), cast_per_head(sinks, DEVICE),
+            is_bottom_right, rng_state);
 }
 
 }  // namespace

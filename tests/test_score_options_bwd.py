@@ -203,3 +203,23 @@ def test_only_the_gradient_of_sinks(place):
     ref, ref_lse = attention_ref(q, k, v, sinks=exact, is_causal=True)
     check_exact(got, torch.autograd.grad(ref.sum() + ref_lse.sum(), exact)[0], 2e-5)
     assert got.shape == (4,) and got.dtype == torch.float32
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_PY_08_slopes_and_sinks_of_any_dtype_under_autocast(place, packed):
+    q, k, v = torch.randn(3, 1, 2, 9, 8).to(place)
+    slopes, sinks = torch.rand(2).half().to(place), torch.randn(2).half().to(place)
+
+    def run(alibi_slopes, sinks):
+        options = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+        if not packed:
+            return torch.ops.flash_mps.attention(q, k, v, **options)
+        ends = torch.tensor([0, 9], dtype=torch.int32, device=place)
+        rows = (x[0].transpose(0, 1) for x in (q, k, v))
+        return torch.ops.flash_mps.attention_varlen(*rows, ends, ends, 9, 9, **options)
+
+    with torch.autocast(place.type, torch.bfloat16):
+        leaf = sinks.detach().requires_grad_()
+        out, expected = run(slopes, leaf), run(slopes.float(), sinks.float())
+    check_same_bits(out.detach(), expected)
+    assert torch.autograd.grad(out.sum(), leaf)[0].dtype == torch.float16
