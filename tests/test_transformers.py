@@ -132,6 +132,14 @@ def test_IN_04_arguments_of_the_loss_pass_by(device):
     assert _largest_difference(tiny("llama"), device, "loss", **inputs) < 1e-5
 
 
+def test_IN_04_the_form_of_the_output_passes_by(device):
+    """HuBERT hands `return_dict` down to its attention layers."""
+    model = tiny("hubert", conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3),
+                 num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    sound = torch.linspace(-1, 1, 200).sin().expand(2, 200)
+    assert _largest_difference(model, device, "last_hidden_state", input_values=sound) < 1e-4
+
+
 def test_IN_04_position_bias_reaches_the_kernel(device):
     """With a causal layer, a bool mask and a float mask: each hides keys of its own."""
     bias = torch.full((1, 2, 3, 3), 2.0, device=device)

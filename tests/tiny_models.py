@@ -29,6 +29,7 @@ def tiny(name, **options):
         "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
         "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
         "whisper": (transformers.WhisperConfig, transformers.WhisperForConditionalGeneration),
+        "hubert": (transformers.HubertConfig, transformers.HubertModel),
         "vit": (transformers.ViTConfig, transformers.ViTForImageClassification),
         "bloom": (transformers.BloomConfig, transformers.BloomForCausalLM),
         "nllb_moe": (transformers.NllbMoeConfig, transformers.NllbMoeForConditionalGeneration),

@@ -27,6 +27,7 @@ _IRRELEVANT = {
     "output_hidden_states",
     "output_router_logits",
     "position_ids",
+    "return_dict",
     "shift_labels",
     "use_cache",
 }
