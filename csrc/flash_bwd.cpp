@@ -180,6 +180,14 @@ at::Tensor sink_shares(const AttnProblem& problem, const at::Tensor& lse, const 
   return (at::exp(sinks - lse) * delta).masked_fill(has_no_weight, 0.0);
 }
 
+// The gradient of sinks that are all that their rows see: lse is the sink itself.
+at::Tensor sinks_gradient_without_keys(const AttnProblem& problem, const at::Tensor& lse,
+                                       const at::Tensor& grad_lse) {
+  const at::Tensor delta =
+      grad_lse.defined() ? -to_heads(problem, grad_lse) : at::zeros({}, problem.sinks.options());
+  return sinks_gradient(problem, to_heads(problem, lse), delta);
+}
+
 // A bias that is the same for every key shifts all scores of a row alike: nothing but lse feels it.
 void sum_dlse(const Backward& bwd) {
   at::Tensor sum =
@@ -203,6 +211,25 @@ void launch_dmask(const Backward& bwd) {
 
 bool is_broadcast(const AttnProblem& problem, const at::Tensor& operand) {
   return operand.size(0) != problem.batch;
+}
+
+// Of a problem with a head dimension of size 0, whose gradients are as empty.
+AttnGradients flash_bwd_of_empty_head_dims(const char* op, const AttnProblem& problem,
+                                           const at::Tensor& out, const at::Tensor& lse,
+                                           const at::Tensor& grad_out, const at::Tensor& grad_lse,
+                                           WantedGradients wanted) {
+  const auto pad = [&](const at::Tensor& tensor) {
+    return problem.head_dim_v == 0 ? at::constant_pad_nd(tensor, {0, 1}) : tensor;
+  };
+  AttnGradients padded = flash_bwd(op, without_empty_head_dims(problem), pad(out), lse,
+                                   pad(grad_out), grad_lse, wanted);
+  const auto trim = [](at::Tensor& gradient, int64_t width) {
+    if (gradient.defined()) gradient = gradient.narrow(3, 0, width);
+  };
+  trim(padded.query, problem.head_dim);
+  trim(padded.key, problem.head_dim);
+  trim(padded.value, problem.head_dim_v);
+  return padded;
 }
 
 // A gradient that is summed over the batch is to be rounded once, after the sum: in 16 bits, everything
@@ -245,18 +272,7 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& given, const at::Tens
                         const at::Tensor& grad_lse, WantedGradients wanted) {
   const AttnProblem problem = with_block_classes(given, /*is_decode=*/false);
   if (problem.head_dim == 0 || problem.head_dim_v == 0) {
-    const auto pad = [&](const at::Tensor& tensor) {
-      return problem.head_dim_v == 0 ? at::constant_pad_nd(tensor, {0, 1}) : tensor;
-    };
-    AttnGradients padded = flash_bwd(op, without_empty_head_dims(problem), pad(out), lse,
-                                     pad(grad_out), grad_lse, wanted);
-    const auto trim = [](at::Tensor& gradient, int64_t width) {
-      if (gradient.defined()) gradient = gradient.narrow(3, 0, width);
-    };
-    trim(padded.query, problem.head_dim);
-    trim(padded.key, problem.head_dim);
-    trim(padded.value, problem.head_dim_v);
-    return padded;
+    return flash_bwd_of_empty_head_dims(op, problem, out, lse, grad_out, grad_lse, wanted);
   }
   const bool sums_over_batch = is_broadcast(problem, problem.query) ||
                                is_broadcast(problem, problem.key) ||
@@ -280,12 +296,7 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& given, const at::Tens
   at::Tensor dsinks;
   const int64_t rows = problem.total_rows();
   if (rows == 0 || problem.seqlen_k == 0) {
-    if (wanted.sinks) {
-      // lse is the sink itself.
-      const at::Tensor delta = grad_lse.defined() ? -to_heads(problem, grad_lse)
-                                                  : at::zeros({}, problem.sinks.options());
-      dsinks = sinks_gradient(problem, to_heads(problem, lse), delta);
-    }
+    if (wanted.sinks) dsinks = sinks_gradient_without_keys(problem, lse, grad_lse);
     for (at::Tensor* gradient : {&bwd.dquery, &bwd.dkey, &bwd.dvalue, &bwd.dmask}) {
       if (gradient->defined()) gradient->zero_();
     }

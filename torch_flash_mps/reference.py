@@ -155,28 +155,32 @@ def attention_ref(
     visible = visible.expand(scores.shape)
     scores = scores.masked_fill(~visible, -math.inf)
 
-    # The maximum is subtracted only where there is one: -inf - -inf is NaN. It changes no result
-    # and needs no gradient.
-    row_max = scores.detach().amax(-1, keepdim=True) if seqlen_k else scores.new_full(
-        (*scores.shape[:-1], 1), -math.inf
-    )
-    if sinks is not None:
-        row_max = torch.maximum(row_max, _per_head(sinks.detach(), dtype))
-    row_max = row_max.masked_fill(row_max == -math.inf, 0.0)
-    weights = torch.exp(scores - row_max)
-    row_sum = weights.sum(-1, keepdim=True)
-    if sinks is not None:
-        row_sum = row_sum + torch.exp(_per_head(sinks, dtype) - row_max)
-    sees_none = row_sum == 0
-    row_sum = row_sum.masked_fill(sees_none, 1.0)
-    lse = (row_max + torch.log(row_sum)).masked_fill(sees_none, -math.inf).squeeze(-1)
-
-    probabilities = weights / row_sum
+    probabilities, lse = _softmax(scores, sinks)
     if dropout_p and rng_state is not None:
         batch, heads = probabilities.shape[:2]
         factors = dropout_factors(rng_state, batch, heads, seqlen_q, seqlen_k, dropout_p)
         probabilities = probabilities * factors.to(dtype)
     return _weighted_sum(probabilities, v, visible), lse
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Probabilities and lse, with a sink of each head in the denominator."""
+    # The maximum is subtracted only where there is one: -inf - -inf is NaN. It changes no result
+    # and needs no gradient.
+    row_max = scores.detach().amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full(
+        (*scores.shape[:-1], 1), -math.inf
+    )
+    if sinks is not None:
+        row_max = torch.maximum(row_max, _per_head(sinks.detach(), scores.dtype))
+    row_max = row_max.masked_fill(row_max == -math.inf, 0.0)
+    weights = torch.exp(scores - row_max)
+    row_sum = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        row_sum = row_sum + torch.exp(_per_head(sinks, scores.dtype) - row_max)
+    sees_none = row_sum == 0
+    row_sum = row_sum.masked_fill(sees_none, 1.0)
+    lse = (row_max + torch.log(row_sum)).masked_fill(sees_none, -math.inf).squeeze(-1)
+    return weights / row_sum, lse
 
 
 def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
