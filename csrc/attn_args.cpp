@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "mask_args.h"
 #include "score_args.h"
@@ -86,17 +87,23 @@ int64_t common_batch(const AttnProblem& problem) {
   return 1;
 }
 
+// As the caller has it.
+std::string shape_of(const AttnProblem& problem, const at::Tensor& tensor) {
+  const bool is_packed = problem.packed.has_value();
+  return c10::str(is_packed ? tensor.squeeze(0).transpose(0, 1).sizes() : tensor.sizes());
+}
+
 void check_shapes(const char* op, const AttnProblem& problem, bool enable_gqa) {
   const auto& [query, key, value] = std::tie(problem.query, problem.key, problem.value);
   FLASH_MPS_CHECK(key.size(3) == problem.head_dim,
                   c10::str("key with the head_dim of query, ", problem.head_dim), "head_dim ",
-                  key.size(3), " (key ", key.sizes(), ")");
+                  key.size(3), " (key ", shape_of(problem, key), ")");
   FLASH_MPS_CHECK(value.size(2) == problem.seqlen_k,
                   c10::str("value with the seqlen of key, ", problem.seqlen_k), "seqlen ",
-                  value.size(2), " (value ", value.sizes(), ")");
+                  value.size(2), " (value ", shape_of(problem, value), ")");
   FLASH_MPS_CHECK(value.size(1) == problem.num_heads_kv,
                   c10::str("value with the head count of key, ", problem.num_heads_kv),
-                  value.size(1), " (value ", value.sizes(), ")");
+                  value.size(1), " (value ", shape_of(problem, value), ")");
   for (const at::Tensor* tensor : {&query, &key, &value}) {
     FLASH_MPS_CHECK(tensor->size(0) == 1 || tensor->size(0) == problem.batch,
                     "query, key and value of equal batch size", "query ", query.sizes(), ", key ",
@@ -104,8 +111,9 @@ void check_shapes(const char* op, const AttnProblem& problem, bool enable_gqa) {
   }
   if (problem.num_heads_q != problem.num_heads_kv) {
     FLASH_MPS_CHECK(problem.num_heads_kv > 0 && problem.num_heads_q % problem.num_heads_kv == 0,
-                    "a query head count that is a multiple of key's (layout [B, H, S, D])",
-                    "query ", query.sizes(), ", key ", key.sizes());
+                    c10::str("a query head count that is a multiple of key's (layout ",
+                             problem.packed.has_value() ? "[total, H, D]" : "[B, H, S, D]", ")"),
+                    "query ", shape_of(problem, query), ", key ", shape_of(problem, key));
     FLASH_MPS_CHECK(enable_gqa, "enable_gqa=True where query and key differ in head count",
                     "enable_gqa=False with ", problem.num_heads_q, " query heads and ",
                     problem.num_heads_kv, " key heads");
@@ -188,12 +196,12 @@ AttnProblem check_inputs(const char* op, const at::Tensor& query, const at::Tens
   problem.head_dim = problem.query.size(3);
   problem.head_dim_v = problem.value.size(3);
   problem.type = element_type(op, query.scalar_type());
+  problem.packed = options.packed;
   check_shapes(op, problem, options.enable_gqa);
   take_mask(op, options, problem);
   problem.is_causal = options.is_causal;
   problem.window_left = options.window_left;
   problem.window_right = options.window_right;
-  problem.packed = options.packed;
   problem.is_bottom_right = options.is_bottom_right;
   if (options.is_bottom_right && !options.packed.has_value()) {
     problem.causal_offset = problem.seqlen_k - problem.seqlen_q;

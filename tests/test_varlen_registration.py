@@ -136,11 +136,12 @@ CALLS = {
     "rank": ("varlen(t(1, 6, 4, 8))", "RuntimeError", [
         "attention_varlen: expected query of rank 3 ([total_q, num_heads_q, head_dim])", "[1, 6"]),
     "heads": ("varlen(t(6, 3, 8))", "RuntimeError", [
-        "attention_varlen: expected a query head count that is a multiple of key's"]),
+        "attention_varlen: expected a query head count that is a multiple of key's (layout "
+        "[total, H, D]), got query [6, 3, 8], key [9, 2, 8]"]),
     "head-dim": ("varlen(t(6, 4, 9))", "RuntimeError", [
         "expected key with the head_dim of query, 9", "8"]),
     "rows-of-value": ("varlen(v=t(8, 2, 8))", "RuntimeError", [
-        "expected value with the seqlen of key, 9", "8"]),
+        "expected value with the seqlen of key, 9, got seqlen 8 (value [8, 2, 8])"]),
     "head-dim-too-large": ("varlen(t(6, 4, 800), t(9, 2, 800), t(9, 2, 800))", "RuntimeError", [
         "attention_varlen: expected head_dim and head_dim_v of at most", "800"]),
     "PY-14-dtype": ("varlen(cu_q=t(3))", "RuntimeError", [
