@@ -1,6 +1,7 @@
 // The Python module torch_flash_mps._C: loading it registers the ops. Beside them, only what describes
 // the kernels; attention itself is called through torch.ops.
 
+#include <ATen/Functions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "attn_args.h"
@@ -72,8 +73,10 @@ py::dict explain_decode(const AttnProblem& problem, GpuFamily family, bool retur
 py::dict explain(FLASH_MPS_PARAMETERS, bool return_lse) {
   const char* op = return_lse ? "attention_with_lse" : "attention";
   std::optional<AttnProblem> problem;
+  // In place of a state of dropout, which would be drawn from torch's generator.
+  const at::Tensor state = rng_state.value_or(at::zeros({2}, at::kInt));
   try {
-    problem = check_arguments(op, FLASH_MPS_ARGUMENTS);
+    problem = check_arguments(op, FLASH_MPS_ARGUMENTS_WITH(state, block_classes));
   } catch (const c10::Error& error) {
     return not_run(error.what_without_backtrace());
   }

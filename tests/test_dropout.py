@@ -139,3 +139,10 @@ def test_a_backward_without_its_random_numbers_is_an_error(place):
             is_bottom_right=False, rng_state=None, output_mask=[True] * 3 + [False] * 2)
     with pytest.raises(RuntimeError, match=r"expected rng_state of dtype Int and shape \[2\]"):
         attend(q, k, v, 0.5, state=STATE.long())
+
+
+def test_explain_draws_no_random_numbers(place):
+    q, k, v = inputs(place)
+    before = torch.get_rng_state()
+    torch_flash_mps.explain(q, k, v, dropout_p=0.5, enable_gqa=True)
+    assert torch.equal(torch.get_rng_state(), before)
