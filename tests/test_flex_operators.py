@@ -208,11 +208,16 @@ def test_NaN_stays_NaN(simulator):
 
 def test_16_bit_values_are_rounded(simulator):
     make = Expressions()
-    functions = [lambda s, b, h, q, k: s.half() * 3 + q, lambda s, b, h, q, k: s.bfloat16() / 3]
+    functions = [lambda s, b, h, q, k: s.half() * 3 + q, lambda s, b, h, q, k: s.bfloat16() / 3,
+                 lambda s, b, h, q, k: s.half() * 0.1,
+                 lambda s, b, h, q, k: s.bfloat16() * 0.05 + 3.3]
     values = [trace("f", one, True, torch.device("cpu"), make) for one in functions]
     pair = (scores(), *indices().values())
-    for got, function in zip(run_compiled(simulator, values), functions, strict=True):
-        assert (got == function(*pair).float()).all()
+    arguments = {"score": scores(), **indices()}
+    compiled = run_compiled(simulator, values)
+    for value, got, function in zip(values, compiled, functions, strict=True):
+        assert (got == torch.vmap(function)(*pair).float()).all()
+        assert (got == evaluate([value], arguments, [])[0]).all()
 
 
 def test_integers_have_32_bits_where_they_fit():

@@ -70,6 +70,8 @@ class Expressions:
 
     def constant(self, number: float, dtype: torch.dtype) -> Value:
         kind = float if dtype in FLOATS else bool if dtype == torch.bool else int
+        if dtype in (torch.float16, torch.bfloat16):   # as PyTorch's flex_attention, by vmap
+            number = torch.tensor(number, dtype=dtype).item()
         return self.make("constant", dtype=dtype, data=kind(number))
 
     def load(self, tensor: Tensor, indices: tuple[Value, ...]) -> Value:
