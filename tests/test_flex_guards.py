@@ -3,6 +3,7 @@
 import enum
 import types
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -138,6 +139,16 @@ def test_it_is_traced_again_where_something_changed(monkeypatch, name):
     assert program() == before
     change(owner)
     assert program() != before
+
+
+def test_threads_trace_one_after_the_other():
+    def code(number):
+        return program_of(lambda s, b, h, q, k: s * number, None, CPU).code
+
+    numbers = [float(number) for number in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(code, numbers))
+    assert found == [code(number) for number in numbers] and len(set(found)) == len(numbers)
 
 
 def test_what_cannot_be_looked_at_is_no_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -36,10 +37,17 @@ class _Entry:
 
 
 _entries: OrderedDict[tuple, list[_Entry]] = OrderedDict()
+#: Of the entries, and of torch.fx, which traces in one thread at a time.
+_lock = threading.RLock()
 
 
 def program_of(score_mod: Function, mask_mod: Function, device: torch.device) -> Program:
     """The program of both functions, which are traced only where they may trace otherwise."""
+    with _lock:
+        return _program_of(score_mod, mask_mod, device)
+
+
+def _program_of(score_mod: Function, mask_mod: Function, device: torch.device) -> Program:
     try:
         snapshots = [snapshot(one) for one in (score_mod, mask_mod)]
     except (Unknowable, RecursionError):
