@@ -199,6 +199,18 @@ CALLS = {
     "sliced-block-mask": (
         "flex(Q[:1], K[:1], K[:1], None, block_mask(B=2)[:1])", "RuntimeError",
         ["Cannot use mask_mod from a sliced BlockMask"]),
+    "forward-mode": (
+        "torch.func.jvp(lambda x: flex(x, K, K), (Q,), (Q,))", "NotImplementedError",
+        ["flex_attention: forward-mode differentiation is not supported"]),
+    "block-mask-of-bools": (
+        "flex(Q, K, K, None, torch.ones(40, 50, device='mps'))", "TypeError",
+        ["expected block_mask to be a BlockMask", "got Tensor"]),
+    "score-mod-of-a-number": (
+        "flex(Q, K, K, 3)", "TypeError", ["expected score_mod to be a function or None, got int"]),
+    "no-query": ("flex(None, K, K)", "TypeError",
+                 ["expected query to be a tensor, got NoneType"]),
+    "meta": ("flex(Q.to('meta'), K, K)", "ValueError",
+             ["expected query on mps or cpu, got meta"]),
     "rank": ("flex(Q[0], K, K)", "NotImplementedError", ["expected query of rank 4"]),
     "dtype": ("flex(Q, K.half(), K)", "ValueError",
               ["expected key with the dtype and device of query", "float16"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,21 @@ from torch_flash_mps.flex.values import FLOATS, MAX_BATCH, MAX_SEQLEN
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+
+def check_types(query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any) -> None:
+    for name, operand in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(operand, Tensor):
+            raise TypeError(f"flex_attention: expected {name} to be a tensor, got "
+                            f"{type(operand).__name__}")
+    if query.device.type not in ("cpu", "mps"):
+        raise ValueError(f"flex_attention: expected query on mps or cpu, got {query.device}")
+    if score_mod is not None and not callable(score_mod):
+        raise TypeError("flex_attention: expected score_mod to be a function or None, got "
+                        f"{type(score_mod).__name__}")
+    if block_mask is not None and not hasattr(block_mask, "kv_num_blocks"):
+        raise TypeError("flex_attention: expected block_mask to be a BlockMask, of "
+                        f"create_block_mask, or None, got {type(block_mask).__name__}")
 
 
 def check_call(
@@ -32,8 +47,6 @@ def check_call(
 
 
 def _check_kinds(query: Tensor, key: Tensor, value: Tensor) -> None:
-    if query.device.type not in ("cpu", "mps"):
-        raise ValueError(f"flex_attention: expected query on mps or cpu, got {query.device}")
     if query.dtype not in FLOATS:
         raise ValueError("flex_attention: expected query of dtype float32, float16 or bfloat16, "
                          f"got {query.dtype}")

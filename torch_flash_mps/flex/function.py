@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torch_flash_mps._extension import extension
 from torch_flash_mps.flex.block_classes import block_classes
 from torch_flash_mps.flex.cache import program_of
 from torch_flash_mps.flex.captured_gradient import captured_gradients
-from torch_flash_mps.flex.checks import check_call
+from torch_flash_mps.flex.checks import check_call, check_types
 from torch_flash_mps.flex.eager import attend
 from torch_flash_mps.flex.program import Program
 
@@ -163,6 +164,7 @@ def flex_attention(
         torch.Size([1, 2, 5, 8])
     """
     extension()
+    check_types(query, key, value, score_mod, block_mask)
     query, key, value = _in_autocast_dtype(query, key, value)
     check_call(query, key, value, block_mask, enable_gqa)
     mask_mod = None if block_mask is None else block_mask.mask_mod
@@ -180,6 +182,8 @@ def flex_attention(
 def _run(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     captured = [tensor.to(query.device) for tensor in call.program.captured]
     tensors = (query, key, value, *captured)
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError("flex_attention: forward-mode differentiation is not supported")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _FlexAttention.apply(call, *tensors)
     return torch.ops.flash_mps.flex_attention(
