@@ -301,7 +301,7 @@ AttnGradients flash_bwd(const char* op, const AttnProblem& given, const at::Tens
       if (gradient->defined()) gradient->zero_();
     }
   } else {
-    bwd.out = to_heads(problem, out);
+    bwd.out = dense_rows(to_heads(problem, out));
     bwd.lse = to_heads(problem, lse).contiguous();
     bwd.dout = dense_rows(to_heads(problem, grad_out));
     if (grad_lse.defined()) bwd.dlse = to_heads(problem, grad_lse).contiguous();

@@ -96,6 +96,19 @@ def test_backward_says_what_does_not_fit(device, where):
         BACKWARD(*arguments, **options | {"output_mask": [True] * 4 + [False]})
 
 
+@pytest.mark.parametrize("where", ["mps", "cpu"])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_backward_takes_results_of_any_strides(device, where, rank):
+    place = device if where == "mps" else "cpu"
+    arguments, options = backward_arguments(Case(1, 2, 2, 5, 7, 8), {}, place, (True,) * 3)
+    tensors = [x.squeeze(0) if rank == 3 else x for x in arguments[:7]]
+    strided = [torch.stack((x, x), -1)[..., 1] for x in tensors]
+    assert not any(x.is_contiguous() for x in strided)
+    for got, expected in zip(BACKWARD(*strided, *arguments[7:], **options),
+                             BACKWARD(*tensors, *arguments[7:], **options), strict=True):
+        check_exact(got, expected, 1e-6)
+
+
 def _models_layout(batch, seqlen, heads, head_dim, device, dtype=torch.float32):
     """What models pass: a [B, S, H, D] projection seen as [B, H, S, D]."""
     generator = torch.Generator().manual_seed(seqlen)
