@@ -11,7 +11,8 @@ namespace flash_mps {
 void check_options(const char* op, const AttnOptions& options) {
   FLASH_MPS_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0, "dropout_p between 0 and 1",
                   options.dropout_p);
-  FLASH_MPS_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap),
+  const auto softcap = static_cast<float>(options.softcap);  // as kernels have it
+  FLASH_MPS_CHECK(options.softcap == 0.0 || (softcap > 0.0f && std::isnormal(softcap)),
                   "softcap of 0 (off) or a positive number", options.softcap);
   FLASH_MPS_CHECK(options.window_left >= -1, "window_left of -1 (unlimited) or more",
                   options.window_left);

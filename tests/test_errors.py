@@ -129,6 +129,12 @@ CALLS = {
     "KF-24-softcap-infinite": (
         "attention(Q, K, K, softcap=float('inf'))", "RuntimeError",
         ["attention: expected softcap of 0 (off) or a positive number", "inf"]),
+    "KF-24-softcap-beyond-float32": (
+        "attention(Q, K, K, softcap=1e300)", "RuntimeError",
+        ["attention: expected softcap of 0 (off) or a positive number", "1e+300"]),
+    "KF-24-softcap-that-is-0-in-float32": (
+        "attention(Q, K, K, softcap=1e-50)", "RuntimeError",
+        ["attention: expected softcap of 0 (off) or a positive number", "1e-50"]),
     "PY-13-alibi-of-too-many-heads": (
         "attention(Q, K, K, alibi_slopes=t(5))", "RuntimeError",
         ["attention: expected alibi_slopes of shape [4] or [2, 4]", "[5]"]),
