@@ -14,9 +14,11 @@ operation that needs the kernel's result, or in ``torch.mps.synchronize()``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,9 +84,24 @@ def _complete_torch(module: ModuleType) -> None:
     torch.UntypedStorage.__new__ = _new_untyped_storage  # type: ignore
 
 
+def _wait_for_autograd() -> None:
+    """Returns when autograd's thread for the device has let go of what its backward passes held.
+
+    It does so after backward() has returned, and may ask for the GIL. CPython before 3.14 ends a
+    thread that asks while the interpreter shuts down, and glibc then ends the whole process: it
+    unwinds the thread's stack, which torch does not expect. A thread that answers once more, with
+    nothing of Python's in its hands, is done with all before.
+    """
+    leaf = torch.zeros((), device="mps", requires_grad=True)
+    with torch.enable_grad():
+        torch.autograd.grad(leaf * 1, leaf)
+    time.sleep(0.001)
+
+
 _module = _load()
 _module.set_header_directory(str(_header_directory()))
 _complete_torch(_module)
+atexit.register(_wait_for_autograd)
 
 #: ``Library(msl_source).kernel(name, constants)(*arguments, grid=…, threadgroup=…)`` runs any Metal
 #: source on host memory, without torch.

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -224,6 +225,25 @@ def test_threads(device):
     for thread in threads:
         thread.join(timeout=60)
     assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+def test_autograd_has_let_go_of_all_before_the_process_ends(simulator):
+    """As long as its thread is in a hook, what is called at exit does not return."""
+    in_hook, done = threading.Event(), threading.Event()
+
+    def hook(gradient):
+        in_hook.set()
+        time.sleep(0.2)
+        done.set()
+
+    x = torch.ones(2, device="mps", requires_grad=True)
+    x.register_hook(hook)
+    thread = threading.Thread(target=lambda: x.sum().backward())
+    thread.start()
+    assert in_hook.wait(timeout=60)
+    simulator._wait_for_autograd()
+    assert done.is_set()
+    thread.join(timeout=60)
 
 
 def run_python(code):

@@ -237,9 +237,7 @@ def _gradients(*operands: Tensor, mask: Tensor | None = None, sinks: Tensor | No
     """Of the sum of the output, for every operand that is there."""
     query, key, value, mask, sinks = leaves = [
         None if x is None else x.to("mps").requires_grad_() for x in (*operands, mask, sinks)]
-    # In this thread: a worker of autograd that lets go of Python objects while the interpreter
-    # shuts down aborts the process, and a self-test may end right after its last gradient.
-    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+    with torch.enable_grad():
         out = attention(query, key, value, attn_mask=mask, sinks=sinks, **options)
         return torch.autograd.grad(out.sum(), [x for x in leaves if x is not None])
 
