@@ -220,6 +220,21 @@ def test_16_bit_values_are_rounded(simulator):
         assert (got == evaluate([value], arguments, [])[0]).all()
 
 
+def test_numbers_beyond_a_float_dtype_are_infinite(simulator):
+    make = Expressions()
+    functions = [lambda s, b, h, q, k: torch.where(q >= k, s, torch.finfo(torch.float64).min),
+                 lambda s, b, h, q, k: torch.where(q >= k, s.half(), 1e39)]
+    values = [trace("f", one, True, torch.device("cpu"), make) for one in functions]
+    pair = indices()
+    arguments = {"score": scores(), **pair}
+    is_past = pair["q_idx"] >= pair["kv_idx"]
+    wanted = [torch.where(is_past, scores(), -math.inf),
+              torch.where(is_past, scores().half().float(), math.inf)]
+    assert torch.equal(run_compiled(simulator, values), torch.stack(wanted))
+    for one, value in zip(wanted, values, strict=True):
+        assert torch.equal(evaluate([value], arguments, [])[0].float(), one)
+
+
 def test_integers_have_32_bits_where_they_fit():
     make = Expressions()
     value = trace("f", lambda s, b, h, q, k: s + ((q - k) * 8 + k) % 30 + q * k, True,

@@ -70,7 +70,7 @@ class Expressions:
 
     def constant(self, number: float, dtype: torch.dtype) -> Value:
         kind = float if dtype in FLOATS else bool if dtype == torch.bool else int
-        if dtype in (torch.float16, torch.bfloat16):   # as PyTorch's flex_attention, by vmap
+        if dtype in FLOATS:   # as PyTorch's flex_attention, by vmap; what is too large is infinite
             number = torch.tensor(number, dtype=dtype).item()
         return self.make("constant", dtype=dtype, data=kind(number))
 
