@@ -1,4 +1,4 @@
-// Attention of few query rows, or over a KV cache, on an MPS device.
+// Attention of few queries, or over a KV cache, on an MPS device.
 #pragma once
 
 #include <optional>
@@ -24,7 +24,7 @@ struct FlashDecodePlan {
   }
 };
 
-// Whether attention on plain tensors runs flash_decode and not flash_fwd: with up to 16 query rows. A
+// Whether attention on plain tensors runs flash_decode and not flash_fwd: of up to 16 queries. A
 // query block of flash_fwd holds 16 or 32 rows of one head, and reads K and V for that head alone. Up to
 // 16 rows would leave much of it empty, and each head of a group would read the same K and V again,
 // which is what such a call spends its time on. Not where a gradient is wanted: backward computes the
