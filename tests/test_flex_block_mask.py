@@ -139,3 +139,15 @@ def test_one_key_for_every_batch_entry(device):
     for got, expected in zip(torch.autograd.grad(out.sum(), inputs),
                              torch.autograd.grad(ref.sum(), leaves), strict=True):
         check(got / 8, expected / 8)
+
+
+@pytest.mark.parametrize("where", ["mps", "cpu"])
+def test_a_mask_that_inference_mode_made(device, where):
+    """Its tensors count no versions: it is read anew in every call."""
+    q = torch.randn(1, 1, 70, 8, device=where)
+    with torch.inference_mode():
+        mask = create_block_mask(odd, None, None, 70, 70, device=where, BLOCK_SIZE=32)
+        out = flex_attention(q, q, q, None, mask)
+        check(out, plain_attention(*[q.cpu().double()] * 3, None, odd)[0])
+        mask.kv_num_blocks.clamp_(max=1)
+        assert not torch.equal(flex_attention(q, q, q, None, mask), out)

@@ -37,12 +37,17 @@ def block_classes(block_mask: BlockMask | None, seqlen_q: int, seqlen_k: int) ->
         return None
     parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks,
              block_mask.full_kv_indices)
-    state = [(None, 0) if part is None else (id(part), part._version) for part in parts]
+    state = [(None, 0) if part is None else (id(part), _version(part)) for part in parts]
     state.append((seqlen_q, seqlen_k))
     known = _tables.get(block_mask)
     if known is None or known[0] != state:
         known = _tables[block_mask] = (state, _make(block_mask, seqlen_q, seqlen_k))
     return known[1]
+
+
+def _version(tensor: Tensor) -> object:
+    """Equal as long as nothing was written; tensors of inference mode do not tell."""
+    return object() if tensor.is_inference() else tensor._version
 
 
 def _make(block_mask: BlockMask, seqlen_q: int, seqlen_k: int) -> Tensor:
