@@ -130,7 +130,7 @@ CALLS = {
         ["score_mod uses the operator aten.sort"]),
     "in-place": (
         "flex(Q, K, K, lambda s, b, h, q, k: s.add_(q))", "NotImplementedError",
-        ["score_mod uses the operator aten.add_.Tensor"]),
+        ["score_mod uses the operator aten.add_.Tensor on other than a scalar of its own"]),
     "integer-power": (
         "flex(Q, K, K, lambda s, b, h, q, k: s + q ** k)", "NotImplementedError",
         ["aten.pow.Tensor_Tensor of integers with a tensor as exponent"]),

@@ -25,6 +25,21 @@ from torch_flash_mps.flex.values import SCORE, Expressions
 METAL = Path(__file__).resolve().parent.parent / "metal"
 BIG = 3_000_000_000   # beyond 32 bits
 
+
+def in_place(s, b, h, q, k):
+    """As T5 counts its buckets."""
+    bucket = 0
+    bucket += (k > q).to(torch.long) * 8
+    same = bucket
+    distance = (q - k).abs()
+    bucket += torch.where(distance < 4, distance, distance.clamp_max_(7))
+    bucket &= 63
+    score = s * 2
+    score -= bucket
+    score.mul_(0.25).masked_fill_(same == 3, 1.0).tanh_()
+    return score
+
+
 # name: the function of (s, b, h, q, k)
 FLOATS = {
     "add": lambda s, b, h, q, k: s + q,
@@ -64,6 +79,7 @@ FLOATS = {
     "cast-to-float": lambda s, b, h, q, k: s * (q > k) + (q == k).float(),
     "constants": lambda s, b, h, q, k: s * torch.tensor(1.5) + s.new_ones(()) - torch.zeros_like(s)
     + torch.full((), 3, dtype=torch.int64) * torch.ones_like(q),
+    "in-place": in_place,
     "no-op": lambda s, b, h, q, k: s.clone().detach() * 0 + s + b * h,
 }
 INTEGERS = {
@@ -241,3 +257,19 @@ def test_integers_have_32_bits_where_they_fit():
                   torch.device("cpu"), make)
     text = "\n".join(msl._function("float f", "", value, []))
     assert text.count("int64_t v") == 1 and "int64_t(q_idx) * int64_t(kv_idx)" in text
+
+
+@pytest.mark.parametrize(("function", "operator"), [
+    (lambda s, b, h, q, k, c=torch.ones(4): s + c[1].mul_(2), "aten.mul_.Tensor"),
+    (lambda s, b, h, q, k: s + q.add_(1), "aten.add_.Tensor"),
+    (lambda s, b, h, q, k: (x := s * 2).detach() + x.add_(q), "aten.add_.Tensor"),
+    (lambda s, b, h, q, k: s + s.half().add_(s * 2), "aten.add_.Tensor"),
+], ids=["captured", "argument", "beside-a-view", "of-another-dtype"])
+def test_in_place_on_what_others_see_is_an_error(function, operator):
+    with pytest.raises(NotImplementedError, match=f"{operator} on other than a scalar of its own"):
+        trace("score_mod", function, True, torch.device("cpu"), Expressions())
+
+
+def test_an_unknown_operator_in_place_is_an_error():
+    with pytest.raises(NotImplementedError, match="aten.sin_, which is not supported"):
+        trace("f", lambda s, b, h, q, k: (s * 2).sin_(), True, torch.device("cpu"), Expressions())

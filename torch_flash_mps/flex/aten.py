@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import fx
@@ -13,11 +14,35 @@ from torch_flash_mps.flex.values import FLOATS, INTEGERS, Expressions, Value
 
 def lower(name: str, make: Expressions, node: fx.Node, lowered: dict) -> Lowered:
     call = Call(name, make, node, lowered)
-    packet = getattr(node.target, "overloadpacket", None)
-    rule = _RULES.get(str(packet).removeprefix("aten."))
+    packet = _packet(node)
+    rule = _RULES.get(packet)
+    if rule is None and packet.endswith("_"):
+        if not _changes_own_scalar(node):
+            raise call.refuse(" on other than a scalar of its own, without views and of the "
+                              "operands' dtype")
+        # From here on torch.fx has the changed scalar, which is the result, in place of the first.
+        rule = _RULES.get(packet.replace("__i", "__", 1) if packet.startswith("__i")
+                          else packet.removesuffix("_"))
     if rule is None:
         raise call.refuse()
     return rule(call)
+
+
+def _packet(node: fx.Node) -> str:
+    """The name of an ATen operator without its overload."""
+    return str(getattr(node.target, "overloadpacket", None)).removeprefix("aten.")
+
+
+_VIEWS = ("alias", "detach", "select")
+
+
+def _changes_own_scalar(node: fx.Node) -> bool:
+    """Whether an operator in place changes a scalar of which the function has no other view."""
+    changed, *others = (one for one in node.args if isinstance(one, fx.Node))
+    dtypes = [one.meta["val"].dtype for one in (changed, *others)]
+    return (changed.op == "call_function" and _packet(changed) not in _VIEWS
+            and not any(_packet(user) in _VIEWS for user in changed.users)
+            and reduce(torch.promote_types, dtypes) == dtypes[0])
 
 
 def _binary(op: str) -> Callable[[Call], Value]:
