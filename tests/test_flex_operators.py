@@ -23,6 +23,7 @@ from torch_flash_mps.flex.trace import trace
 from torch_flash_mps.flex.values import SCORE, Expressions
 
 METAL = Path(__file__).resolve().parent.parent / "metal"
+CAPTURED = torch.ones(4)
 BIG = 3_000_000_000   # beyond 32 bits
 
 
@@ -260,7 +261,7 @@ def test_integers_have_32_bits_where_they_fit():
 
 
 @pytest.mark.parametrize(("function", "operator"), [
-    (lambda s, b, h, q, k, c=torch.ones(4): s + c[1].mul_(2), "aten.mul_.Tensor"),
+    (lambda s, b, h, q, k: s + CAPTURED[1].mul_(2), "aten.mul_.Tensor"),
     (lambda s, b, h, q, k: s + q.add_(1), "aten.add_.Tensor"),
     (lambda s, b, h, q, k: (x := s * 2).detach() + x.add_(q), "aten.add_.Tensor"),
     (lambda s, b, h, q, k: s + s.half().add_(s * 2), "aten.add_.Tensor"),
