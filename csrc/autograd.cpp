@@ -74,13 +74,8 @@ TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_PARAMETERS) {
       block_classes.has_value() ? block_classes : classes_of_call(query, key, value, attn_mask);
   auto node = c10::make_intrusive<AttentionBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(query, key, value, attn_mask, sinks));
-  node->query = node->save(query);
-  node->key = node->save(key);
-  node->value = node->save(value);
+  node->save_inputs(query, key, value, alibi_slopes, sinks, rng_state);
   node->attn_mask = node->save(attn_mask);
-  node->alibi_slopes = node->save(alibi_slopes);
-  node->sinks = node->save(sinks);
-  node->rng_state = node->save(rng_state);
   node->block_classes = node->save(classes);
   node->options = {.enable_gqa = enable_gqa, FLASH_MPS_NUMBER_FIELDS};
   const auto [out, lse] = forward(FLASH_MPS_ARGUMENTS_WITH(rng_state, classes));

@@ -35,6 +35,17 @@ class AttentionNode : public torch::autograd::Node {
     return SavedVariable(input, /*is_output=*/false);
   }
 
+  void save_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                   const OptionalTensor& rng_state) {
+    this->query = save(query);
+    this->key = save(key);
+    this->value = save(value);
+    this->alibi_slopes = save(alibi_slopes);
+    this->sinks = save(sinks);
+    this->rng_state = save(rng_state);
+  }
+
   // Makes the results this node's; lse only if it goes to the caller.
   void own_results(const at::Tensor& result, const at::Tensor& result_lse, bool returns_lse) {
     torch::autograd::set_history(result, getptr());

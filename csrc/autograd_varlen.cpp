@@ -64,14 +64,9 @@ TensorPair forward(FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt)) {
 TensorPair differentiable_forward(bool returns_lse, FLASH_MPS_VARLEN_PARAMETERS(c10::SymInt)) {
   auto node = c10::make_intrusive<AttentionVarlenBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(query, key, value, sinks));
-  node->query = node->save(query);
-  node->key = node->save(key);
-  node->value = node->save(value);
+  node->save_inputs(query, key, value, alibi_slopes, sinks, rng_state);
   node->cu_seqlens_q = node->save(cu_seqlens_q);
   node->cu_seqlens_k = node->save(cu_seqlens_k);
-  node->alibi_slopes = node->save(alibi_slopes);
-  node->sinks = node->save(sinks);
-  node->rng_state = node->save(rng_state);
   node->max_seqlen_q = max_seqlen_q;
   node->max_seqlen_k = max_seqlen_k;
   node->options = {FLASH_MPS_NUMBER_FIELDS};

@@ -16,15 +16,16 @@ def lower(name: str, make: Expressions, node: fx.Node, lowered: dict) -> Lowered
     call = Call(name, make, node, lowered)
     packet = _packet(node)
     rule = _RULES.get(packet)
-    if rule is None and packet.endswith("_"):
-        if not _changes_own_scalar(node):
-            raise call.refuse(" on other than a scalar of its own, without views and of the "
-                              "operands' dtype")
-        # From here on torch.fx has the changed scalar, which is the result, in place of the first.
-        rule = _RULES.get(packet.replace("__i", "__", 1) if packet.startswith("__i")
-                          else packet.removesuffix("_"))
+    if rule is not None:
+        return rule(call)
+    # In place: from here on torch.fx has the result where the function has the changed scalar.
+    rule = _RULES.get(packet.replace("__i", "__", 1) if packet.startswith("__i")
+                      else packet.removesuffix("_"))
     if rule is None:
         raise call.refuse()
+    if not _changes_own_scalar(node):
+        raise call.refuse(" on other than a scalar of its own, without views and of the "
+                          "operands' dtype")
     return rule(call)
 
 
